@@ -1,0 +1,50 @@
+"""Test settings for `tests/` and for the examples in the docstrings of `src/`.
+
+Every test runs under strict dtype promotion and with rank promotion forbidden, and every
+warning is an error (pyproject.toml). MuJoCo Playground passes none of the three, so tests
+marked `playground` run without them, and are skipped where it is not installed.
+"""
+
+import importlib.util
+import itertools
+import os
+import tempfile
+from collections.abc import Callable, Iterator
+
+# JAX reads these when it is first imported.
+os.environ.setdefault("JAX_PLATFORMS", "cpu")
+os.environ.setdefault(
+    "JAX_COMPILATION_CACHE_DIR", os.path.join(tempfile.gettempdir(), "eqx-ppo-jax-cache")
+)
+os.environ.setdefault("JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS", "0.2")
+
+import jax
+import pytest
+from jaxtyping import PRNGKeyArray
+
+pytest.register_assert_rewrite("tests.helpers")
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    installed = importlib.util.find_spec("mujoco_playground") is not None
+    for item in items:
+        if item.get_closest_marker("playground") is not None:
+            item.add_marker(pytest.mark.filterwarnings("default"))
+            if not installed:
+                item.add_marker(pytest.mark.skip(reason="needs the extra `playground`"))
+
+
+@pytest.fixture(autouse=True)
+def strict_promotion(request: pytest.FixtureRequest) -> Iterator[None]:
+    if request.node.get_closest_marker("playground") is not None:
+        yield
+        return
+    with jax.numpy_dtype_promotion("strict"), jax.numpy_rank_promotion("raise"):
+        yield
+
+
+@pytest.fixture
+def getkey() -> Callable[[], PRNGKeyArray]:
+    """A function that returns a new PRNG key at every call, the same ones in every run."""
+    count = itertools.count()
+    return lambda: jax.random.fold_in(jax.random.key(2024), next(count))

@@ -1,0 +1,152 @@
+"""Evaluation: whole episodes, counted exactly."""
+
+from typing import NamedTuple
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Bool, Int32
+
+from eqx_ppo._checks import typed
+from eqx_ppo._keys import as_key
+from eqx_ppo._tree import expand_to
+from eqx_ppo._typing import KeyLike, Metrics, Tree
+from eqx_ppo.algorithms._config import EvalConfig, LoggingLevel
+from eqx_ppo.algorithms._metrics import summarize
+from eqx_ppo.algorithms._rollout import batched_env
+from eqx_ppo.algorithms._step import Stepper, advance
+from eqx_ppo.algorithms._transition import RolloutState
+from eqx_ppo.envs import BatchedEnv, CachedReset, Env
+from eqx_ppo.networks import StatefulModule
+
+
+class EvalResult(NamedTuple):
+    """One episode in each environment.
+
+    - `returns`: undiscounted sums of rewards, one float32 `[B]` array per reward.
+    - `lengths`: steps until the episode ended, int32.
+    - `finished`: whether it ended within the allowed length.
+    - `metrics`: means over each episode's steps, in the structure of the transition's metrics.
+    """
+
+    returns: Tree
+    lengths: Int32[Array, " B"]
+    finished: Bool[Array, " B"]
+    metrics: Metrics
+
+
+@typed
+def eval_rollout(
+    env: Env,
+    network: StatefulModule,
+    n_envs: int,
+    max_episode_length: int,
+    key: KeyLike,
+    *,
+    deterministic: bool = True,
+    logging_level: LoggingLevel = LoggingLevel.NONE,
+) -> EvalResult:
+    """Runs one episode in each of `n_envs` fresh environments, to its end.
+
+    Steps after an episode's end count for nothing, whatever the environment returns then.
+    An episode that has not ended after `max_episode_length` steps is counted as it stands.
+
+    **Arguments:**
+
+    - `env`: written for one environment.
+    - `network`: outputs a `PPONetworkOutput`; it is not changed.
+    - `n_envs`, `max_episode_length`: at least 1.
+    - `key`: a PRNG key; the same key gives the same episodes.
+    - `deterministic`: act by the mode of the policy instead of sampling.
+    - `logging_level`: `ENV_METRICS` and `NETWORK_METRICS` are averaged over each episode.
+    """
+    if n_envs < 1 or max_episode_length < 1:
+        raise ValueError(
+            "`eval_rollout` needs at least one environment and one step, but got "
+            f"n_envs={n_envs} and max_episode_length={max_episode_length}."
+        )
+    reset_key, network_key, step_key = jax.random.split(as_key(key), 3)
+    if deterministic:
+        network = eqx.nn.inference_mode(network)
+    state, batched = _start(env, network, n_envs, reset_key, network_key)
+    stepper = Stepper(batched, network, CachedReset(), logging_level)
+    template = jax.eval_shape(lambda s: advance(stepper, s, step_key)[1], state)
+    zeros = jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, jnp.float32), template)
+    start = (
+        jnp.zeros((), jnp.int32),
+        state,
+        jnp.ones(n_envs, jnp.bool_),
+        EvalResult(
+            zeros.rewards,
+            jnp.zeros(n_envs, jnp.int32),
+            jnp.zeros(n_envs, jnp.bool_),
+            zeros.metrics,
+        ),
+    )
+
+    def running(carry):
+        time, _, alive, _ = carry
+        return (time < max_episode_length) & jnp.any(alive)
+
+    def step(carry):
+        time, state, alive, result = carry
+        state, transition, _ = advance(stepper, state, jax.random.fold_in(step_key, time))
+        counts = alive & transition.valid
+        result = EvalResult(
+            returns=_accumulate(result.returns, transition.rewards, counts),
+            lengths=result.lengths + alive.astype(jnp.int32),
+            finished=result.finished | (alive & transition.done),
+            metrics=_accumulate(result.metrics, transition.metrics, counts),
+        )
+        return time + 1, state, alive & ~transition.done, result
+
+    *_, result = jax.lax.while_loop(running, step, start)
+    steps = jnp.maximum(result.lengths, 1).astype(jnp.float32)
+    means = jax.tree.map(lambda total: total / expand_to(steps, total), result.metrics)
+    return result._replace(metrics=means)
+
+
+def evaluate(env: Env, network: StatefulModule, config: EvalConfig, key: KeyLike) -> Metrics:
+    """`eval_rollout` as configured, summarized into flat metrics under `eval/`.
+
+    `eval/episode_reward` is the return summed over all rewards; `eval/lifespan` the length.
+    """
+    result = eval_rollout(
+        env,
+        network,
+        config.n_envs,
+        config.max_episode_length,
+        key,
+        deterministic=config.deterministic,
+        logging_level=config.logging_level,
+    )
+    percentiles = config.logging_percentiles
+    total = sum(jax.tree.leaves(result.returns), start=jnp.zeros(config.n_envs, jnp.float32))
+    metrics = summarize("eval/episode_reward", total, percentiles)
+    if not isinstance(result.returns, jax.Array):
+        metrics |= summarize("eval/episode_reward", result.returns, percentiles)
+    metrics |= summarize("eval/lifespan", result.lengths.astype(jnp.float32), percentiles)
+    metrics["eval/finished"] = jnp.mean(result.finished, dtype=jnp.float32)
+    for name, values in result.metrics.items():
+        metrics |= summarize(f"eval/{name}", values, percentiles)
+    return metrics
+
+
+def _start(
+    env: Env, network: StatefulModule, n_envs: int, reset_key: Array, network_key: Array
+) -> tuple[RolloutState, BatchedEnv]:
+    network_state = network.initialize_state(n_envs, key=network_key)
+    batched = batched_env(env, network, network_state, n_envs)
+    env_state, reset_state = CachedReset().start(batched, n_envs, reset_key)
+    fresh = jnp.ones(n_envs, jnp.bool_)
+    return RolloutState(env_state, network_state, reset_state, fresh), batched
+
+
+def _accumulate(totals: Tree, values: Tree, counts: Bool[Array, " B"]) -> Tree:
+    return jax.tree.map(
+        lambda total, value: (
+            total + jnp.where(expand_to(counts, value), value.astype(jnp.float32), 0.0)
+        ),
+        totals,
+        values,
+    )

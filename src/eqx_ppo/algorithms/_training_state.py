@@ -1,0 +1,170 @@
+"""Everything that one iteration of training hands to the next."""
+
+from typing import NamedTuple, Self, final
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+from jaxtyping import Array, Key
+
+from eqx_ppo._checks import typed
+from eqx_ppo._keys import as_key
+from eqx_ppo._tree import replace
+from eqx_ppo._typing import KeyLike, Tree, TreeDef
+from eqx_ppo.algorithms._config import PPOConfig
+from eqx_ppo.algorithms._optimizer import make_optimizer
+from eqx_ppo.algorithms._rollout import batched_env
+from eqx_ppo.algorithms._transition import RolloutState
+from eqx_ppo.envs import Env, EnvSpec, SupportsStagger
+from eqx_ppo.networks import StatefulModule, trainable
+from eqx_ppo.ops import Counter, new_counter
+
+
+@final
+class Remainder(NamedTuple):
+    """What a network has besides arrays (functions, flags, structure); hashable."""
+
+    treedef: TreeDef
+    leaves: tuple[object, ...]
+
+
+class Counts(NamedTuple):
+    """Exact counts over a training run.
+
+    - `steps`: environment steps.
+    - `iterations`: rollouts with their updates.
+    - `skipped_updates`: gradient steps left out because the gradient was not finite.
+    - `invalid_steps`: environment steps that left the environment non-finite.
+    """
+
+    steps: Counter
+    iterations: Counter
+    skipped_updates: Counter
+    invalid_steps: Counter
+
+
+@final
+class TrainingState(eqx.Module):
+    """The state of training: arrays, and one static remainder.
+
+    A plain pytree for `jax.jit`, with donation, `lax.scan` and `jax.vmap`; an equal state
+    never retraces. `network` puts the module together again.
+    """
+
+    arrays: list[Array | None]
+    optimizer_state: Tree
+    rollout_state: RolloutState
+    key: Key[Array, ""]
+    counts: Counts
+    remainder: Remainder = eqx.field(static=True)
+    env_spec: EnvSpec = eqx.field(static=True)
+
+    @property
+    def network(self) -> StatefulModule:
+        """The network with its current weights and statistics."""
+        return join_network(self.arrays, self.remainder)
+
+    def with_network(self, network: StatefulModule) -> Self:
+        """The same state with another network of the same structure."""
+        arrays, remainder = split_network(network)
+        if remainder != self.remainder:
+            raise ValueError(
+                "`with_network` needs a network of the structure that training began with: the "
+                "same modules with the same functions and flags, and other arrays."
+            )
+        return replace(self, arrays=arrays)
+
+
+def split_network(network: StatefulModule) -> tuple[list[Array | None], Remainder]:
+    """A network as its arrays and the rest."""
+    leaves, treedef = jax.tree.flatten(network)
+    leaves = [jnp.asarray(leaf) if isinstance(leaf, np.ndarray) else leaf for leaf in leaves]
+    arrays = [leaf if eqx.is_array(leaf) else None for leaf in leaves]
+    others = tuple(None if eqx.is_array(leaf) else leaf for leaf in leaves)
+    return arrays, Remainder(treedef, others)
+
+
+def join_network(arrays: list[Array | None], remainder: Remainder) -> StatefulModule:
+    """Undoes `split_network`."""
+    pairs = zip(arrays, remainder.leaves, strict=True)
+    leaves = [other if array is None else array for array, other in pairs]
+    return jax.tree.unflatten(remainder.treedef, leaves)
+
+
+@typed
+def new_training_state(
+    env: Env,
+    network: StatefulModule,
+    config: PPOConfig,
+    key: KeyLike,
+    *,
+    optimizer: optax.GradientTransformation | None = None,
+) -> TrainingState:
+    """The start of training.
+
+    Pure: under `jax.jit` its leaves own their buffers, so that they can be donated, and
+    `network` itself is not part of the result. An environment with a `stagger` method is
+    spread over its episode.
+
+    **Arguments:**
+
+    - `env`: written for one environment.
+    - `network`: outputs a `PPONetworkOutput`.
+    - `config`: of the run.
+    - `key`: a PRNG key.
+    - `optimizer`: an `optax` optimizer instead of the one that `config` describes.
+
+    **Raises:** `ValueError` where environment and network do not fit each other.
+    """
+    keys = jax.random.split(as_key(key), 5)
+    optimizer = make_optimizer(config, optimizer)
+    network_state = network.initialize_state(config.n_envs, key=keys[0])
+    batched = batched_env(env, network, network_state, config.n_envs)
+    env_state, reset_state = config.reset_strategy.start(batched, config.n_envs, keys[1])
+    if isinstance(env, SupportsStagger):
+        env_state = batched.map(env.stagger, env_state, jax.random.split(keys[2], config.n_envs))
+    _check_fit(network, network_state, env_state, config)
+    arrays, remainder = split_network(network)
+    return TrainingState(
+        arrays=jax.tree.map(jnp.copy, arrays),
+        optimizer_state=optimizer.init(eqx.filter(network, trainable(network))),
+        rollout_state=RolloutState(
+            env_state=env_state,
+            network_state=network_state,
+            reset_state=reset_state,
+            fresh=jnp.ones(config.n_envs, jnp.bool_),
+        ),
+        key=keys[3],
+        counts=Counts(*(new_counter() for _ in Counts._fields)),
+        remainder=remainder,
+        env_spec=batched.spec,
+    )
+
+
+def _check_fit(
+    network: StatefulModule,
+    network_state: Tree,
+    env_state: Tree,
+    config: PPOConfig,
+) -> None:
+    output = jax.eval_shape(
+        lambda state, obs: network(state, obs, None).output, network_state, env_state.obs
+    )
+    values = jax.tree.structure(output.value_estimates)
+    rewards = jax.tree.structure(env_state.reward)
+    if values != rewards:
+        raise ValueError(
+            "The network's value estimates must have the structure of the environment's "
+            f"rewards, but the network gives {values} and the environment {rewards}. Give the "
+            "value port one head per reward."
+        )
+    samplers = jax.tree.structure(output.log_likelihoods)
+    if samplers != rewards and not config.combine_advantages:
+        raise ValueError(
+            "Without `combine_advantages` each sampler learns from the reward of its name, so "
+            "both must have one structure, but the samplers form "
+            f"{samplers} and the rewards {rewards}. Set `combine_advantages=True` to let every "
+            "sampler learn from the sum of all rewards."
+        )

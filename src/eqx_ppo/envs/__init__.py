@@ -1,0 +1,41 @@
+"""Environments: the protocol, wrappers, reset strategies and small environments.
+
+An environment is written for *one* instance and never resets itself; the library
+vectorizes it and replaces ended episodes.
+"""
+
+from eqx_ppo.envs._batched import BatchedEnv as BatchedEnv, EnvSpec as EnvSpec, env_spec as env_spec
+from eqx_ppo.envs._pendulum import Pendulum as Pendulum
+from eqx_ppo.envs._playground import (
+    load_playground as load_playground,
+    playground_names as playground_names,
+)
+from eqx_ppo.envs._probes import (
+    ActionRewardProbe as ActionRewardProbe,
+    ConstantRewardProbe as ConstantRewardProbe,
+    DiscountProbe as DiscountProbe,
+    ObservationActionProbe as ObservationActionProbe,
+    ObservationRewardProbe as ObservationRewardProbe,
+    TruncationProbe as TruncationProbe,
+)
+from eqx_ppo.envs._protocol import (
+    Env as Env,
+    EnvState as EnvState,
+    SupportsStagger as SupportsStagger,
+    episode_end as episode_end,
+    read_done as read_done,
+    read_truncation as read_truncation,
+)
+from eqx_ppo.envs._recall import Recall as Recall
+from eqx_ppo.envs._resets import (
+    CachedReset as CachedReset,
+    FreshReset as FreshReset,
+    PooledReset as PooledReset,
+    ResetStrategy as ResetStrategy,
+)
+from eqx_ppo.envs._state import State as State
+from eqx_ppo.envs._wrappers import (
+    EpisodeWrapper as EpisodeWrapper,
+    RewardScalingWrapper as RewardScalingWrapper,
+    Wrapper as Wrapper,
+)

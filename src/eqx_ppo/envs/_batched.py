@@ -1,0 +1,184 @@
+"""A batch of environments with one fixed state layout.
+
+Users write `reset` and `step` for one environment. Their two results often differ in
+dtypes or weak types, which would compile everything twice; and a state may hold leaves
+that all environments share. `EnvSpec` fixes the layout once, and `BatchedEnv` maps the
+environment over a batch in that layout.
+"""
+
+from collections.abc import Callable
+from typing import NamedTuple, final
+
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Key
+
+from eqx_ppo._tree import env_axes
+from eqx_ppo._typing import EnvState, Tree, TreeDef
+from eqx_ppo.envs._protocol import Env
+
+
+class EnvSpec(NamedTuple):
+    """The layout of one environment's state; hashable, so it can be static under `jit`."""
+
+    treedef: TreeDef
+    paths: tuple[str, ...]
+    leaves: tuple[jax.ShapeDtypeStruct, ...]
+
+    def flatten(self, state: EnvState) -> list[Array]:
+        """The leaves of one state, cast to the layout's dtypes.
+
+        **Raises:** `ValueError` if structure or shapes differ from the layout.
+        """
+        paths, leaves, treedef = _flatten(state)
+        _check_structure(self.paths, self.treedef, paths, treedef)
+        return [
+            _cast(leaf, expected, path)
+            for leaf, expected, path in zip(leaves, self.leaves, paths, strict=True)
+        ]
+
+    def unflatten(self, leaves: list[Array]) -> EnvState:
+        """The state that has these leaves."""
+        return jax.tree.unflatten(self.treedef, leaves)
+
+
+def env_spec(env: Env, act: Callable[[Tree], Tree]) -> EnvSpec:
+    """Finds the state layout of `env` by tracing `reset` and `step` once.
+
+    Dtypes are those that hold the results of both (an integer reward of 0 in `reset` does
+    not truncate the float rewards of `step`).
+
+    **Arguments:**
+
+    - `env`: an environment.
+    - `act`: the abstract action for the abstract observation of one environment
+        (`jax.ShapeDtypeStruct` leaves).
+
+    **Raises:** `ValueError` if `reset` and `step` return states of different structure or
+    shapes, naming the leaves.
+    """
+    spec = _trace(env.reset, jax.eval_shape(lambda: jax.random.key(0)))
+    action = act(jax.eval_shape(lambda leaves: spec.unflatten(leaves).obs, spec.leaves))
+    for _ in range(3):  # a promoted dtype may promote others in turn
+        joined = _after_step(env, spec, action)
+        if joined == spec:
+            break
+        spec = joined
+    return spec
+
+
+@final
+class BatchedEnv:
+    """`reset` and `step` of an environment over a batch, in the layout of `spec`."""
+
+    def __init__(self, env: Env, spec: EnvSpec):
+        """**Arguments:**
+
+        - `env`: the environment, written for one instance.
+        - `spec`: its layout, from `env_spec`.
+        """
+        self.env = env
+        self.spec = spec
+
+    def reset(self, keys: Key[Array, " B"]) -> EnvState:
+        """One fresh state per key, leaves `[B, ...]`."""
+        return self.spec.unflatten(
+            jax.vmap(lambda key: self.spec.flatten(self.env.reset(key)))(keys)
+        )
+
+    def step(self, state: EnvState, actions: Tree) -> EnvState:
+        """One step of every environment; shared leaves stay shared."""
+        return self.map(self.env.step, state, actions)
+
+    def map(self, fn: Callable[[EnvState, Tree], EnvState], state: EnvState, xs: Tree) -> EnvState:
+        """Applies `fn(single_state, x)` to every environment of a batched state."""
+        batch = jax.tree.leaves(xs)[0].shape[0]
+        in_axes = [0 if has_axis else None for has_axis in self.axes(state, batch)]
+
+        def on_leaves(leaves, x):
+            return self.spec.flatten(fn(self.spec.unflatten(leaves), x))
+
+        mapped = jax.vmap(on_leaves, in_axes=(in_axes, 0), out_axes=in_axes)
+        return self.spec.unflatten(mapped(jax.tree.leaves(state), xs))
+
+    def axes(self, state: EnvState, batch: int) -> tuple[bool, ...]:
+        """Which leaves of a batched state have an env axis."""
+        return env_axes(state, batch, self.spec.leaves)
+
+    def canonicalize(self, state: EnvState) -> EnvState:
+        """A batched state from elsewhere, such as `jax.vmap(env.reset)`, in this layout."""
+        paths, leaves, treedef = _flatten(state)
+        _check_structure(self.spec.paths, self.spec.treedef, paths, treedef)
+        cast = [
+            _cast_dtype(jnp.asarray(leaf), expected.dtype)
+            for leaf, expected in zip(leaves, self.spec.leaves, strict=True)
+        ]
+        return self.spec.unflatten(cast)
+
+
+def _after_step(env: Env, spec: EnvSpec, action: Tree) -> EnvSpec:
+    """The layout that holds both a state of layout `spec` and what `step` makes of it."""
+    after = _trace(lambda leaves, a: env.step(spec.unflatten(leaves), a), spec.leaves, action)
+    _check_structure(spec.paths, spec.treedef, after.paths, after.treedef)
+    return spec._replace(leaves=tuple(map(_join, spec.leaves, after.leaves, spec.paths)))
+
+
+def _flatten(state: EnvState) -> tuple[tuple[str, ...], list[Array], TreeDef]:
+    with_paths, treedef = jax.tree_util.tree_flatten_with_path(state)
+    paths = tuple(jax.tree_util.keystr(path) for path, _ in with_paths)
+    return paths, [leaf for _, leaf in with_paths], treedef
+
+
+def _trace(fn: Callable[..., EnvState], *args: Tree) -> EnvSpec:
+    """The layout of what `fn` returns.
+
+    The state is taken apart inside the traced function, so that its constructor only ever
+    sees arrays.
+    """
+    found = []
+
+    def leaves_of(*args):
+        paths, leaves, treedef = _flatten(fn(*args))
+        found.append((treedef, paths))
+        return leaves
+
+    leaves = jax.eval_shape(leaves_of, *args)
+    treedef, paths = found[-1]
+    return EnvSpec(treedef, paths, tuple(jax.ShapeDtypeStruct(x.shape, x.dtype) for x in leaves))
+
+
+def _check_structure(paths, treedef, other_paths, other_treedef) -> None:
+    if treedef == other_treedef:
+        return
+    missing, extra = sorted(set(paths) - set(other_paths)), sorted(set(other_paths) - set(paths))
+    raise ValueError(
+        "`reset` and `step` of the environment must return states of one structure, but `step` "
+        f"lacks {missing or 'nothing'} and adds {extra or 'nothing'}. Put every key of `info` and "
+        f"`metrics` into `reset` too.\nreset: {treedef}\nstep: {other_treedef}"
+    )
+
+
+def _join(first, second, path: str) -> jax.ShapeDtypeStruct:
+    if first.shape != second.shape:
+        raise ValueError(
+            f"The leaf `{path}` of the environment's state has shape {first.shape} after `reset` "
+            f"but {second.shape} after `step`. Both must agree."
+        )
+    if first.dtype == second.dtype:
+        return first
+    return jax.ShapeDtypeStruct(first.shape, jnp.promote_types(first.dtype, second.dtype))
+
+
+def _cast(leaf: Tree, expected: jax.ShapeDtypeStruct, path: str) -> Array:
+    if jnp.shape(leaf) != expected.shape:
+        raise ValueError(
+            f"The leaf `{path}` of the environment's state has shape {jnp.shape(leaf)}, but "
+            f"{expected.shape} was expected from `reset`."
+        )
+    return _cast_dtype(jnp.asarray(leaf), expected.dtype)
+
+
+def _cast_dtype(leaf: Array, dtype) -> Array:
+    if jnp.issubdtype(leaf.dtype, jax.dtypes.extended):
+        return leaf
+    return jax.lax.convert_element_type(leaf, dtype)  # also drops weak types

@@ -1,0 +1,168 @@
+"""The environment protocol, and what the algorithms read from an environment's state.
+
+An environment is any object with `reset` and `step` for *one* environment, in the
+convention of MuJoCo Playground and brax. The library vectorizes it, so there is no base
+class to inherit from and nothing to register.
+
+The convention:
+
+- `reset(key)` and `step(state, action)` are **pure**: they depend on their arguments
+  alone, draw randomness only from the key (or from keys kept in the state), and return a
+  new state. `step` returns a state of exactly the structure, shapes and dtypes that
+  `reset` returns.
+- `state.obs`, actions and `state.reward` are arbitrary **pytrees** of arrays. A reward
+  dictionary gives advantages per key.
+- `state.done` is a scalar of **any dtype** (bool, int or float); nonzero means that the
+  episode has ended with this step.
+- **Time limits** are told apart from failures by a flag in `state.info`, called
+  `"truncation"` (Playground, brax) or `"truncated"` (Gymnasium), of any dtype. At a time
+  limit both the flag *and* `done` are set. A state without either flag never reports a
+  time limit; `EpisodeWrapper` adds one.
+- The environment **must not reset itself**. The state that ends an episode shows the true
+  last observation, from which the value of a truncated episode is bootstrapped; the
+  rollout puts a fresh state in its place afterwards (see the reset strategies). An
+  environment that jumps back to a start by itself would silently join two episodes.
+- `step` may depend on whatever the environment keeps in its own fields and in `info`. It
+  must not depend on the incoming `reward` and `done`, because wrappers change those.
+- `state` is a dataclass (`flax.struct`, `equinox.Module`, ...) or a NamedTuple that is a
+  pytree, so that single fields can be replaced.
+"""
+
+from collections.abc import Mapping
+from typing import Protocol, runtime_checkable
+
+import jax.numpy as jnp
+from jaxtyping import Array, Bool, PRNGKeyArray
+
+from eqx_ppo import _typing
+from eqx_ppo._checks import typed
+from eqx_ppo._typing import Tree
+
+TRUNCATION_KEYS = ("truncation", "truncated")
+"""The keys of `info` under which a time limit is reported."""
+
+
+@runtime_checkable
+class EnvState(Protocol):
+    """What the library reads from the state of an environment.
+
+    The state may have any further fields (physics data, counters, keys); they belong to
+    the environment. Fields are replaced through the dataclass or NamedTuple machinery, so
+    a `replace` method is customary, but not needed.
+    """
+
+    @property
+    def obs(self) -> Tree:
+        """The observation: a pytree of arrays."""
+        ...
+
+    @property
+    def reward(self) -> Tree:
+        """The reward of the step that led here: a scalar, or a pytree of scalars."""
+        ...
+
+    @property
+    def done(self) -> Tree:
+        """A scalar of any dtype; nonzero where the episode ended, for whatever reason."""
+        ...
+
+    @property
+    def info(self) -> Mapping[str, Tree]:
+        """A dictionary of arrays, with the truncation flag if there is a time limit."""
+        ...
+
+    @property
+    def metrics(self) -> Mapping[str, Tree]:
+        """A dictionary of arrays to be logged."""
+        ...
+
+
+@runtime_checkable
+class Env(Protocol):
+    """One environment; see the top of this module for the convention.
+
+    Environments are closed over by compiled functions, so they must be immutable and are
+    told apart by identity.
+    """
+
+    def reset(self, key: PRNGKeyArray, /) -> EnvState:
+        """Returns the first state of a new episode."""
+        ...
+
+    def step(self, state: _typing.EnvState, action: Tree, /) -> EnvState:
+        """Returns the state after one action."""
+        ...
+
+
+@runtime_checkable
+class SupportsStagger(Protocol):
+    """An environment whose fresh states can be spread over the length of an episode.
+
+    Training begins with all environments at the start of an episode. With a time limit
+    they would also all end in the same step, again and again; `stagger` avoids that.
+    """
+
+    def stagger(self, state: _typing.EnvState, key: PRNGKeyArray, /) -> _typing.EnvState:
+        """Moves the state of one environment to a random moment of its episode."""
+        ...
+
+
+@typed
+def read_done(state: EnvState) -> Bool[Array, "..."]:
+    """Whether the episode ended, as booleans of the shape of `state.done`.
+
+    **Arguments:**
+
+    - `state`: the state of one environment or of a batch, with any leading axes.
+
+    **Returns:** true where `state.done` is nonzero.
+    """
+    return jnp.asarray(state.done).astype(jnp.bool_)
+
+
+@typed
+def read_truncation(state: EnvState) -> Bool[Array, "..."]:
+    """Whether the episode was cut off by a time limit, in the shape of `state.done`.
+
+    **Arguments:**
+
+    - `state`: the state of one environment or of a batch, with any leading axes.
+
+    **Returns:** true where `info["truncation"]` or `info["truncated"]` is nonzero,
+    whichever the environment has; false everywhere if it has neither.
+
+    **Raises:** `ValueError` if a flag has another shape than `done`.
+    """
+    shape = jnp.shape(state.done)
+    truncated = jnp.zeros(shape, jnp.bool_)
+    for name in TRUNCATION_KEYS:
+        if name in state.info:
+            flag = jnp.asarray(state.info[name])
+            if flag.shape != shape:
+                raise ValueError(
+                    f'`info["{name}"]` must have the shape of `done`, {shape}, but has '
+                    f"{flag.shape}. Both are scalars for one environment."
+                )
+            truncated = truncated | flag.astype(jnp.bool_)
+    return truncated
+
+
+@typed
+def episode_end(state: EnvState) -> tuple[Bool[Array, "..."], Bool[Array, "..."]]:
+    """How the episode ended, if it did.
+
+    Because `done` is set at a time limit too, a step that sets both is a truncation. At
+    most one of the two results is true; the episode ended where either is.
+
+    **Arguments:**
+
+    - `state`: the state of one environment or of a batch, with any leading axes.
+
+    **Returns:** `(terminated, truncated)`, booleans of the shape of `done`: the episode
+    came to its own end, and nothing follows; or a time limit cut it off, and the value of
+    the last observation stands for what would have followed.
+
+    **Raises:** `ValueError` if a truncation flag has another shape than `done`.
+    """
+    truncated = read_truncation(state)
+    return read_done(state) & ~truncated, truncated

@@ -1,0 +1,153 @@
+"""Where the next episode of an environment starts.
+
+The rollout, not the environment, ends episodes: after a step on which environments are done
+it asks a reset strategy for fresh states. A strategy is a small hashable record that is
+part of the configuration; what it carries along is part of the training state.
+"""
+
+import abc
+import dataclasses
+from typing import NamedTuple, final
+
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Bool, Int32, Key
+
+from eqx_ppo._tree import put_rows, take_rows
+from eqx_ppo._typing import EnvState, Tree
+from eqx_ppo.envs._batched import BatchedEnv
+
+
+class ResetStrategy(abc.ABC):
+    """How fresh states are had. Subclass as a frozen dataclass."""
+
+    @abc.abstractmethod
+    def start(self, env: BatchedEnv, n_envs: int, key: Key[Array, ""]) -> tuple[EnvState, Tree]:
+        """The first states of all environments `[B, ...]`, and the strategy's own state."""
+
+    @abc.abstractmethod
+    def deal(
+        self, env: BatchedEnv, state: Tree, done: Bool[Array, " B"], key: Key[Array, ""]
+    ) -> tuple[EnvState, Tree]:
+        """A fresh state for every environment that is `done`, and the new strategy state.
+
+        **Returns:** leaves `[B, ...]`; rows of environments that are not done are not used.
+        """
+
+
+@final
+@dataclasses.dataclass(frozen=True)
+class FreshReset(ResetStrategy):
+    """Calls `env.reset` for every environment at every step.
+
+    Exact and simple, and slow where a reset costs more than a step.
+    """
+
+    def start(self, env: BatchedEnv, n_envs: int, key: Key[Array, ""]) -> tuple[EnvState, Tree]:
+        """One reset per environment; no state."""
+        return env.reset(jax.random.split(key, n_envs)), ()
+
+    def deal(
+        self, env: BatchedEnv, state: Tree, done: Bool[Array, " B"], key: Key[Array, ""]
+    ) -> tuple[EnvState, Tree]:
+        """One reset per environment, wanted or not."""
+        return env.reset(jax.random.split(key, done.shape[0])), state
+
+
+@final
+@dataclasses.dataclass(frozen=True)
+class CachedReset(ResetStrategy):
+    """Returns each environment to its own first state.
+
+    Free, but training sees only `n_envs` different starts.
+    """
+
+    def start(self, env: BatchedEnv, n_envs: int, key: Key[Array, ""]) -> tuple[EnvState, Tree]:
+        """One reset per environment, which is also kept."""
+        states = env.reset(jax.random.split(key, n_envs))
+        return states, states
+
+    def deal(
+        self, env: BatchedEnv, state: Tree, done: Bool[Array, " B"], key: Key[Array, ""]
+    ) -> tuple[EnvState, Tree]:
+        """The first states."""
+        return state, state
+
+
+class PoolState(NamedTuple):
+    """A ring of fresh states: the next `available` ones, from `head` on, are undealt."""
+
+    states: Tree
+    head: Int32[Array, ""]
+    available: Int32[Array, ""]
+
+
+@final
+@dataclasses.dataclass(frozen=True)
+class PooledReset(ResetStrategy):
+    """Deals each fresh state once, out of a pool that is refilled in batches.
+
+    As good as `FreshReset` (every state comes from `env.reset` with a key of its own, and no
+    two environments get the same one), at the price of one reset per episode.
+
+    **Arguments:**
+
+    - `size`: how many fresh states are kept; `None` for as many as there are environments,
+        and at least that many (all may end at once).
+    - `refill`: how many resets are made at a time, when the pool cannot serve a step;
+        `None` for an eighth of the pool.
+    """
+
+    size: int | None = None
+    refill: int | None = None
+
+    def __post_init__(self) -> None:
+        for name, value in (("size", self.size), ("refill", self.refill)):
+            if value is not None and value < 1:
+                raise ValueError(f"`PooledReset.{name}` must be at least 1, but got {value}.")
+
+    def start(self, env: BatchedEnv, n_envs: int, key: Key[Array, ""]) -> tuple[EnvState, Tree]:
+        """One reset per environment and per place in the pool, in one batch."""
+        capacity, _ = self._sizes(n_envs)
+        states = env.reset(jax.random.split(key, n_envs + capacity))
+        axes = env.axes(states, n_envs + capacity)
+        pool = PoolState(
+            take_rows(states, n_envs + jnp.arange(capacity), axes),
+            head=jnp.zeros((), jnp.int32),
+            available=jnp.full((), capacity, jnp.int32),
+        )
+        return take_rows(states, jnp.arange(n_envs), axes), pool
+
+    def deal(
+        self, env: BatchedEnv, state: PoolState, done: Bool[Array, " B"], key: Key[Array, ""]
+    ) -> tuple[EnvState, PoolState]:
+        """The next undealt states, in the order of the environments that are done."""
+        capacity, refill = self._sizes(done.shape[0])
+        wanted = jnp.sum(done, dtype=jnp.int32)
+        axes = env.axes(state.states, capacity)
+
+        def short(pool: PoolState) -> Bool[Array, ""]:
+            return pool.available < wanted
+
+        def add(pool: PoolState) -> PoolState:
+            keys = jax.random.split(jax.random.fold_in(key, pool.available), refill)
+            places = (pool.head + pool.available + jnp.arange(refill)) % capacity
+            states = put_rows(pool.states, places, env.reset(keys), axes)
+            return PoolState(states, pool.head, pool.available + refill)
+
+        pool = jax.lax.while_loop(short, add, state)
+        rank = jnp.where(done, jnp.cumsum(done, dtype=jnp.int32) - 1, 0)
+        dealt = take_rows(pool.states, (pool.head + rank) % capacity, axes)
+        head = (pool.head + wanted) % capacity
+        return dealt, PoolState(pool.states, head, pool.available - wanted)
+
+    def _sizes(self, n_envs: int) -> tuple[int, int]:
+        """How many states the ring holds, and how many are made at a time."""
+        size = n_envs if self.size is None else self.size
+        if size < n_envs:
+            raise ValueError(
+                "`PooledReset.size` must be at least the number of environments, because all "
+                f"may end on one step, but got {size} for {n_envs} environments."
+            )
+        refill = max(1, size // 8) if self.refill is None else self.refill
+        return size + refill, refill

@@ -1,0 +1,223 @@
+"""Wrappers: an environment around an environment.
+
+A wrapper is an immutable object that is told apart by identity, like any environment. It
+leaves the wrapped environment untouched and never writes into the states it is given.
+"""
+
+import abc
+import dataclasses
+import math
+import numbers
+from typing import final
+
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Int, PRNGKeyArray
+
+from eqx_ppo import _typing
+from eqx_ppo._keys import as_key
+from eqx_ppo._tree import is_floating, replace
+from eqx_ppo._typing import Tree
+from eqx_ppo.envs._protocol import TRUNCATION_KEYS, Env, SupportsStagger, episode_end
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Wrapper(abc.ABC):
+    """The base of wrappers; subclasses define `reset` and `step`.
+
+    Attributes that the wrapper does not have (`observation_size`, `action_size`,
+    `render`, ...) are looked up on the wrapped environment.
+
+    **Arguments:**
+
+    - `env`: the environment to wrap.
+    """
+
+    env: Env
+
+    @abc.abstractmethod
+    def reset(self, key: PRNGKeyArray) -> _typing.EnvState:
+        """Returns the first state of a new episode."""
+
+    @abc.abstractmethod
+    def step(self, state: _typing.EnvState, action: Tree) -> _typing.EnvState:
+        """Returns the state after one action."""
+
+    def stagger(self, state: _typing.EnvState, key: PRNGKeyArray) -> _typing.EnvState:
+        """Staggers the wrapped environment; returns `state` as it is if that cannot be.
+
+        This is a hook with a default, rather than an attribute that is looked up, because
+        `isinstance(env, SupportsStagger)` does not see attributes that are looked up. A
+        wrapper overrides it if it changes what the state looks like.
+        """
+        if isinstance(self.env, SupportsStagger):
+            return self.env.stagger(state, key)
+        return state
+
+    @property
+    def unwrapped(self) -> Env:
+        """The innermost environment, below all wrappers."""
+        env = self.env
+        while isinstance(env, Wrapper):
+            env = env.env
+        return env
+
+    def __getattr__(self, name: str) -> Tree:
+        # Not for names that `copy` and `pickle` look up before `env` is there.
+        if name == "env" or (name.startswith("__") and name.endswith("__")):
+            raise AttributeError(f"`{type(self).__name__}` has no attribute `{name}`.")
+        return getattr(self.env, name)
+
+
+_STEPS = "episode_steps"
+_INNER = "episode_inner_info"
+_WRITTEN = (_STEPS, _INNER, *TRUNCATION_KEYS)
+
+
+@final
+@dataclasses.dataclass(frozen=True, eq=False)
+class EpisodeWrapper(Wrapper):
+    """Cuts episodes off after `max_len` steps.
+
+    `reset` starts a count at 0. The step that brings it to `max_len` sets `done` and the
+    truncation flag, so an episode has exactly `max_len` transitions. If the wrapped
+    environment terminates in that very step, the flag stays clear: termination wins. A
+    truncation by the wrapped environment is kept, and also sets `done`.
+
+    The count is `info["episode_steps"]` (int32). The flag is `info["truncation"]`, or
+    `info["truncated"]` if that is what the wrapped environment has, in that environment's
+    dtype (bool if it has neither; if it has both, both are written). `done` keeps its
+    dtype. The wrapped environment gets its own `info` back at every step, with nothing
+    added and with the values that it wrote itself.
+
+    **Arguments:**
+
+    - `env`: the environment to wrap. For one environment, as always.
+    - `max_len`: the number of steps in an episode, at least 1.
+
+    **Raises:** `TypeError` or `ValueError` if `max_len` is not an integer of at least 1.
+
+    ```python
+    >>> import jax
+    >>> from eqx_ppo.envs import EpisodeWrapper, Pendulum
+    >>> env = EpisodeWrapper(Pendulum(), max_len=200)
+    >>> state = jax.jit(env.reset)(jax.random.key(0))
+    >>> int(state.info["episode_steps"]), bool(state.info["truncation"])
+    (0, False)
+    >>> env.observation_size
+    3
+
+    ```
+    """
+
+    max_len: int
+
+    def __post_init__(self) -> None:
+        if isinstance(self.max_len, bool) or not isinstance(self.max_len, int):
+            raise TypeError(
+                f"`max_len` must be a Python integer, but got `{self.max_len!r}` of type "
+                f"`{type(self.max_len).__name__}`."
+            )
+        if not 1 <= self.max_len < 2**31:
+            raise ValueError(
+                f"`max_len` must be at least 1 and fit 32 bits, but got {self.max_len}. For "
+                "episodes without a time limit use the environment without `EpisodeWrapper`."
+            )
+
+    def reset(self, key: PRNGKeyArray) -> _typing.EnvState:
+        inner = self.env.reset(key)
+        return self._outer_state(inner, jnp.zeros(jnp.shape(inner.done), jnp.int32))
+
+    def step(self, state: _typing.EnvState, action: Tree) -> _typing.EnvState:
+        inner = self.env.step(self._inner_state(state), action)
+        return self._outer_state(inner, state.info[_STEPS] + jnp.int32(1))
+
+    def stagger(self, state: _typing.EnvState, key: PRNGKeyArray) -> _typing.EnvState:
+        """Sets the step count of one environment uniformly in `[0, max_len)`.
+
+        If the wrapped environment supports staggering, it is staggered too.
+
+        **Arguments:**
+
+        - `state`: the state of one environment, fresh from `reset`.
+        - `key`: a PRNG key, another one for each environment.
+        """
+        inner_key, steps_key = jax.random.split(as_key(key))
+        inner = super().stagger(self._inner_state(state), inner_key)
+        shape = jnp.shape(state.info[_STEPS])
+        steps = jax.random.randint(steps_key, shape, 0, self.max_len, jnp.int32)
+        return self._outer_state(inner, steps)
+
+    def _outer_state(self, inner: _typing.EnvState, steps: Int[Array, "..."]) -> _typing.EnvState:
+        """Adds the count and the flag to a state of the wrapped environment."""
+        terminated, truncated = episode_end(inner)
+        truncated = truncated | ((steps >= self.max_len) & ~terminated)
+        flags = {
+            name: truncated.astype(jnp.asarray(inner.info[name]).dtype)
+            for name in TRUNCATION_KEYS
+            if name in inner.info
+        }
+        info = {**inner.info, **(flags or {"truncation": truncated}), _STEPS: steps}
+        hidden = {name: inner.info[name] for name in _WRITTEN if name in inner.info}
+        if hidden:
+            info[_INNER] = hidden
+        done = (terminated | truncated).astype(jnp.asarray(inner.done).dtype)
+        return replace(inner, done=done, info=info)
+
+    def _inner_state(self, state: _typing.EnvState) -> _typing.EnvState:
+        """The state with the `info` that the wrapped environment returned last."""
+        info = {name: leaf for name, leaf in state.info.items() if name not in _WRITTEN}
+        return replace(state, info={**info, **state.info.get(_INNER, {})})
+
+
+@final
+@dataclasses.dataclass(frozen=True, eq=False)
+class RewardScalingWrapper(Wrapper):
+    """Multiplies every leaf of the reward by a constant.
+
+    A scale that brings returns to the order of 1 spares the critic large targets; the
+    optimal policy stays the same. Floating-point rewards keep their dtype, others become
+    float32.
+
+    **Arguments:**
+
+    - `env`: the environment to wrap.
+    - `scale`: a finite number.
+
+    **Raises:** `TypeError` or `ValueError` if `scale` is not a finite number.
+
+    ```python
+    >>> import jax
+    >>> from eqx_ppo.envs import ConstantRewardProbe, RewardScalingWrapper
+    >>> env = RewardScalingWrapper(ConstantRewardProbe(), scale=0.1)
+    >>> state = env.reset(jax.random.key(0))
+    >>> round(float(env.step(state, jax.numpy.zeros(1)).reward), 3)
+    0.1
+
+    ```
+    """
+
+    scale: float
+
+    def __post_init__(self) -> None:
+        if isinstance(self.scale, bool) or not isinstance(self.scale, numbers.Real):
+            raise TypeError(
+                f"`scale` must be a Python number, but got `{self.scale!r}` of type "
+                f"`{type(self.scale).__name__}`."
+            )
+        if not math.isfinite(self.scale):
+            raise ValueError(f"`scale` must be finite, but got {self.scale}.")
+
+    def reset(self, key: PRNGKeyArray) -> _typing.EnvState:
+        return self._scaled(self.env.reset(key))
+
+    def step(self, state: _typing.EnvState, action: Tree) -> _typing.EnvState:
+        return self._scaled(self.env.step(state, action))
+
+    def _scaled(self, state: _typing.EnvState) -> _typing.EnvState:
+        def scale_leaf(leaf):
+            leaf = jnp.asarray(leaf)
+            leaf = leaf if is_floating(leaf) else leaf.astype(jnp.float32)
+            return leaf * jnp.asarray(self.scale, leaf.dtype)
+
+        return replace(state, reward=jax.tree.map(scale_leaf, state.reward))

@@ -1,0 +1,42 @@
+"""The contract and the layers that are built on it."""
+
+from eqx_ppo.networks._adapter import PPOAdapter as PPOAdapter, PPONetworkOutput as PPONetworkOutput
+from eqx_ppo.networks._container import Call as Call, Container as Container
+from eqx_ppo.networks._delay import Delay as Delay, DelayState as DelayState
+from eqx_ppo.networks._dense import Dense as Dense
+from eqx_ppo.networks._errors import check_lead as check_lead
+from eqx_ppo.networks._factories import (
+    make_mlp as make_mlp,
+    make_mlp_actor_critic as make_mlp_actor_critic,
+    make_mlp_layers as make_mlp_layers,
+    make_recurrent_actor_critic as make_recurrent_actor_critic,
+)
+from eqx_ppo.networks._frozen import (
+    Constant as Constant,
+    Frozen as Frozen,
+    Statistics as Statistics,
+    trainable as trainable,
+)
+from eqx_ppo.networks._lift import Lift as Lift
+from eqx_ppo.networks._module import (
+    RandomModule as RandomModule,
+    RandomState as RandomState,
+    StatefulModule as StatefulModule,
+    StatefulModuleOutput as StatefulModuleOutput,
+    StatelessModule as StatelessModule,
+    advance as advance,
+    draw_keys as draw_keys,
+)
+from eqx_ppo.networks._normalizer import (
+    Normalizer as Normalizer,
+    NormalizerStatistics as NormalizerStatistics,
+)
+from eqx_ppo.networks._parallel import Parallel as Parallel
+from eqx_ppo.networks._recurrent import (
+    GRU as GRU,
+    LSTM as LSTM,
+    LSTMState as LSTMState,
+    RecurrentLayer as RecurrentLayer,
+)
+from eqx_ppo.networks._samplers import NormalTanhSampler as NormalTanhSampler, Sample as Sample
+from eqx_ppo.networks._sequential import Sequential as Sequential

@@ -1,0 +1,180 @@
+"""Standard actor-critic networks, composed of the modules of this package."""
+
+from collections.abc import Sequence
+import jax
+
+from eqx_ppo._keys import as_key
+from eqx_ppo._typing import Activation, Initializer, KeyLike
+from eqx_ppo.networks._adapter import PPOAdapter
+from eqx_ppo.networks._dense import Dense
+from eqx_ppo.networks._module import StatefulModule
+from eqx_ppo.networks._normalizer import Normalizer
+from eqx_ppo.networks._recurrent import GRU, LSTM
+from eqx_ppo.networks._samplers import NormalTanhSampler
+from eqx_ppo.networks._sequential import Sequential
+
+_SMALL_OUTPUT = 1e-2  # scale of the last actor layer: first actions near 0, deviations alike
+
+
+def make_mlp_layers(
+    sizes: Sequence[int],
+    *,
+    activation: Activation = jax.nn.swish,
+    activation_last_layer: bool = True,
+    kernel_init: Initializer | None = None,
+    last_kernel_init: Initializer | None = None,
+    key: KeyLike,
+) -> list[Dense]:
+    """A list of `Dense` layers, to be spread into a `Sequential`.
+
+    **Arguments:**
+
+    - `sizes`: sizes from the input to the output; `n + 1` sizes give `n` layers.
+    - `activation`: the function between layers.
+    - `activation_last_layer`: whether it also follows the last layer.
+    - `kernel_init`, `last_kernel_init`: initializers of all kernels and of the last one;
+        LeCun uniform by default.
+    - `key`: a PRNG key.
+
+    **Raises:** `ValueError` for fewer than two sizes.
+    """
+    if len(sizes) < 2:
+        raise ValueError(
+            f"`sizes` needs at least an input and an output size, but got {list(sizes)}."
+        )
+    n_layers = len(sizes) - 1
+    layers = []
+    for index, layer_key in enumerate(jax.random.split(as_key(key), n_layers)):
+        is_last = index == n_layers - 1
+        layers.append(
+            Dense(
+                sizes[index],
+                sizes[index + 1],
+                activation=None if is_last and not activation_last_layer else activation,
+                kernel_init=last_kernel_init if is_last and last_kernel_init else kernel_init,
+                key=layer_key,
+            )
+        )
+    return layers
+
+
+def make_mlp(
+    sizes: Sequence[int],
+    *,
+    activation: Activation = jax.nn.swish,
+    activation_last_layer: bool = True,
+    kernel_init: Initializer | None = None,
+    last_kernel_init: Initializer | None = None,
+    key: KeyLike,
+) -> Sequential:
+    """A multilayer perceptron as one module; arguments as for `make_mlp_layers`."""
+    layers = make_mlp_layers(
+        sizes,
+        activation=activation,
+        activation_last_layer=activation_last_layer,
+        kernel_init=kernel_init,
+        last_kernel_init=last_kernel_init,
+        key=key,
+    )
+    return Sequential(layers)
+
+
+def make_mlp_actor_critic(
+    obs_size: int,
+    action_size: int,
+    actor_hidden_sizes: Sequence[int],
+    critic_hidden_sizes: Sequence[int],
+    *,
+    key: KeyLike,
+    activation: Activation = jax.nn.swish,
+    normalize_obs: bool = True,
+    sampler: NormalTanhSampler | None = None,
+) -> StatefulModule:
+    """The standard network: `Sequential([Normalizer, PPOAdapter(action=..., value=...)])`.
+
+    Actor and critic share the normalizer and nothing else. The last actor layer starts at a
+    hundredth of LeCun's scale.
+
+    **Arguments:**
+
+    - `obs_size`, `action_size`: sizes of the flat observation and action.
+    - `actor_hidden_sizes`, `critic_hidden_sizes`: hidden layers of the two.
+    - `key`: a PRNG key.
+    - `activation`: the function after each hidden layer.
+    - `normalize_obs`: whether observations are standardized by running statistics.
+    - `sampler`: the action distribution; `NormalTanhSampler(entropy_weight=1e-2)` by default.
+    """
+    actor_key, critic_key = jax.random.split(as_key(key))
+    actor = _head([obs_size, *actor_hidden_sizes, 2 * action_size], activation, actor_key)
+    critic = make_mlp(
+        [obs_size, *critic_hidden_sizes, 1],
+        activation=activation,
+        activation_last_layer=False,
+        key=critic_key,
+    )
+    return _assemble(obs_size, actor, list(critic.layers), normalize_obs, sampler)
+
+
+def make_recurrent_actor_critic(  # noqa: PLR0913 (a network is this many choices)
+    obs_size: int,
+    action_size: int,
+    hidden_features: int,
+    *,
+    key: KeyLike,
+    cell: type[LSTM] | type[GRU] = LSTM,
+    actor_hidden_sizes: Sequence[int] = (),
+    critic_hidden_sizes: Sequence[int] = (),
+    activation: Activation = jax.nn.swish,
+    trainable_initial_state: bool = False,
+    normalize_obs: bool = True,
+    sampler: NormalTanhSampler | None = None,
+) -> StatefulModule:
+    """The recurrent twin of `make_mlp_actor_critic`: a cell, then dense layers, in each port.
+
+    **Arguments:** as for `make_mlp_actor_critic`, and
+
+    - `hidden_features`: size of the recurrent state in the actor and in the critic.
+    - `cell`: `LSTM` or `GRU`.
+    - `actor_hidden_sizes`, `critic_hidden_sizes`: dense layers after the cell.
+    - `trainable_initial_state`: see `LSTM`.
+    """
+    cell_keys = jax.random.split(as_key(key), 4)
+    actor_cell, critic_cell = (
+        cell(
+            obs_size, hidden_features, trainable_initial_state=trainable_initial_state, key=cell_key
+        )
+        for cell_key in cell_keys[:2]
+    )
+    actor = _head([hidden_features, *actor_hidden_sizes, 2 * action_size], activation, cell_keys[2])
+    critic = make_mlp_layers(
+        [hidden_features, *critic_hidden_sizes, 1],
+        activation=activation,
+        activation_last_layer=False,
+        key=cell_keys[3],
+    )
+    return _assemble(obs_size, [actor_cell, *actor], [critic_cell, *critic], normalize_obs, sampler)
+
+
+def _head(sizes: Sequence[int], activation: Activation, key: KeyLike) -> list[StatefulModule]:
+    small = jax.nn.initializers.variance_scaling(_SMALL_OUTPUT**2, "fan_in", "uniform")
+    return list(
+        make_mlp_layers(
+            sizes,
+            activation=activation,
+            activation_last_layer=False,
+            last_kernel_init=small,
+            key=key,
+        )
+    )
+
+
+def _assemble(
+    obs_size: int,
+    actor: Sequence[StatefulModule],
+    critic: Sequence[StatefulModule],
+    normalize_obs: bool,
+    sampler: NormalTanhSampler | None,
+) -> StatefulModule:
+    sampler = NormalTanhSampler(entropy_weight=1e-2) if sampler is None else sampler
+    adapter = PPOAdapter(action=Sequential([*actor, sampler]), value=Sequential(critic))
+    return Sequential([Normalizer(obs_size), adapter] if normalize_obs else [adapter])

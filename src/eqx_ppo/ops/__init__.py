@@ -1,0 +1,28 @@
+"""Pure functions on arrays: the mathematics of PPO, without modules or environments."""
+
+from eqx_ppo.ops._counter import (
+    Counter as Counter,
+    add_count as add_count,
+    count_as_float as count_as_float,
+    new_counter as new_counter,
+)
+from eqx_ppo.ops._gae import gae as gae
+from eqx_ppo.ops._losses import (
+    AdvantageNormalization as AdvantageNormalization,
+    clipped_surrogate as clipped_surrogate,
+    likelihood_ratio as likelihood_ratio,
+    masked_mean as masked_mean,
+    normalize_advantages as normalize_advantages,
+    squared_value_error as squared_value_error,
+)
+from eqx_ppo.ops._moments import (
+    Moments as Moments,
+    merge_moments as merge_moments,
+    new_moments as new_moments,
+)
+from eqx_ppo.ops._tanh_normal import (
+    tanh_log_det as tanh_log_det,
+    tanh_normal_entropy as tanh_normal_entropy,
+    tanh_normal_log_likelihood as tanh_normal_log_likelihood,
+    tanh_normal_mode as tanh_normal_mode,
+)

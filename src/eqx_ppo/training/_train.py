@@ -1,0 +1,273 @@
+"""The host loop around `ppo_step`: compile once, run in chunks, evaluate, log."""
+
+import time
+from collections.abc import Callable, Mapping
+from typing import NamedTuple, TypeAlias, final
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+from jaxtyping import Array
+
+from eqx_ppo._typing import Metrics
+from eqx_ppo.algorithms import (
+    LoggingLevel,
+    Remainder,
+    TrainingState,
+    evaluate,
+    join_network,
+    new_training_state,
+    ppo_step,
+    split_network,
+)
+from eqx_ppo.envs import Env
+from eqx_ppo.networks import StatefulModule
+from eqx_ppo.training._config import TrainConfig
+from eqx_ppo.training._console import Console
+
+LogFn: TypeAlias = Callable[[dict[str, float], int], None]
+"""Called with flat metrics (plain floats, JSON-able) and the count of environment steps."""
+
+CheckpointFn: TypeAlias = Callable[[TrainingState, int], None]
+"""Called with the training state and the count of environment steps."""
+
+
+class TrainResult(NamedTuple):
+    """What `train_ppo` returns.
+
+    - `training_state`: the state at the end; its `network` is the trained one.
+    - `final_metrics`: of the last iteration and the last evaluation.
+    - `eval_history`: one dict per evaluation, with its `step`.
+    - `total_steps`, `total_iterations`: environment steps and iterations, exact.
+    """
+
+    training_state: TrainingState
+    final_metrics: dict[str, float]
+    eval_history: list[dict[str, float]]
+    total_steps: int
+    total_iterations: int
+
+
+def train_ppo(
+    env: Env,
+    network: StatefulModule,
+    config: TrainConfig | None = None,
+    *,
+    eval_env: Env | None = None,
+    optimizer: optax.GradientTransformation | None = None,
+    log_fn: LogFn | None = None,
+    checkpoint_fn: CheckpointFn | None = None,
+    initial_state: TrainingState | None = None,
+) -> TrainResult:
+    """Trains a network by PPO.
+
+    The network and the state that are handed in stay usable: training works on copies.
+
+    **Arguments:**
+
+    - `env`: the environment to train in, written for one instance.
+    - `network`: outputs a `PPONetworkOutput`, as `make_mlp_actor_critic` builds it.
+    - `config`: of the run; `TrainConfig()` by default.
+    - `eval_env`: the environment to evaluate in; `env` by default.
+    - `optimizer`: any `optax` optimizer, instead of the one that `config.ppo` describes.
+    - `log_fn`: called once per iteration, with a rising count of environment steps; where
+        an evaluation took place its metrics are part of the call. Also called once before
+        training with the first evaluation.
+    - `checkpoint_fn`: see `TrainConfig.checkpoint_every_steps`.
+    - `initial_state`: continue from this state instead of a new one.
+
+    **Returns:** the final state, metrics and all evaluations.
+    """
+    config = TrainConfig() if config is None else config
+    run_key, eval_key = jax.random.split(jax.random.key(config.seed))
+    device = _compile(env, env if eval_env is None else eval_env, config, optimizer)
+    if initial_state is None:
+        state = device.start(*split_network(network), run_key)
+    else:
+        state = device.copy(initial_state)
+    run = _Run(config, device, eval_key, log_fn, checkpoint_fn, int(state.counts.steps))
+    state = run.loop(state)
+    return TrainResult(
+        training_state=state,
+        final_metrics=run.latest,
+        eval_history=run.eval_history,
+        total_steps=int(state.counts.steps),
+        total_iterations=int(state.counts.iterations),
+    )
+
+
+class _Device(NamedTuple):
+    """The functions that run on the device; each is compiled once in a run.
+
+    `iterate` takes a count of iterations up to `iterations_per_call`, and consumes the state
+    that it is given.
+    """
+
+    start: Callable[[list[Array | None], Remainder, Array], TrainingState]
+    copy: Callable[[TrainingState], TrainingState]
+    iterate: Callable[[TrainingState, np.int32], tuple[TrainingState, Metrics]]
+    evaluate: Callable[[TrainingState, Array], Metrics]
+
+
+def _compile(
+    env: Env, eval_env: Env, config: TrainConfig, optimizer: optax.GradientTransformation | None
+) -> _Device:
+    ppo = config.ppo
+    step = jax.jit(lambda state: ppo_step(env, state, ppo, optimizer))  # jitted: traced once
+
+    def start(arrays, remainder, key):
+        network = join_network(arrays, remainder)
+        return new_training_state(env, network, ppo, key, optimizer=optimizer)
+
+    def copy(state):
+        return jax.tree.map(jnp.copy, state)
+
+    def iterate(state, count):
+        _, metrics = jax.eval_shape(step, state)
+        history = jax.tree.map(
+            lambda leaf: jnp.zeros((ppo.iterations_per_call, *leaf.shape), leaf.dtype), metrics
+        )
+
+        def body(index, carry):
+            state, history = carry
+            state, metrics = step(state)
+            return state, jax.tree.map(lambda all_, one: all_.at[index].set(one), history, metrics)
+
+        return jax.lax.fori_loop(0, count, body, (state, history))
+
+    return _Device(
+        start=jax.jit(start, static_argnums=1),
+        copy=jax.jit(copy),
+        iterate=jax.jit(iterate, donate_argnums=0),
+        evaluate=jax.jit(lambda state, key: evaluate(eval_env, state.network, config.eval, key)),
+    )
+
+
+class _Pending(NamedTuple):
+    """A chunk of iterations whose metrics have not been fetched yet."""
+
+    metrics: Metrics
+    first_step: int
+    n_iterations: int
+
+
+@final
+class _Run:
+    """The host side of one run: what is due when, and where the numbers go."""
+
+    def __init__(
+        self,
+        config: TrainConfig,
+        device: _Device,
+        eval_key: Array,
+        log_fn: LogFn | None,
+        checkpoint_fn: CheckpointFn | None,
+        steps: int,
+    ):
+        self.config = config
+        self.device = device
+        self.eval_key = eval_key
+        self.log_fn = log_fn
+        self.checkpoint_fn = checkpoint_fn
+        self.steps = steps
+        self.latest: dict[str, float] = {}
+        self.eval_history: list[dict[str, float]] = []
+        self._pending: _Pending | None = None
+        self._console = Console(config.ppo.total_steps) if config.console else None
+        self._clock = time.perf_counter()
+
+    def loop(self, state: TrainingState) -> TrainingState:
+        """Iterates until `total_steps` are reached."""
+        ppo = self.config.ppo
+        if self.config.eval.enabled:
+            metrics = self._evaluate(state)
+            self._log(metrics, self.steps)
+        while self.steps < ppo.total_steps:
+            before = self.steps
+            count = self._iterations_to_next_stop()
+            state, metrics = self.device.iterate(state, np.int32(count))
+            self._flush()  # the previous chunk, while this one runs
+            self._pending = _Pending(metrics, before, count)
+            self.steps += count * ppo.steps_per_iteration
+            self._stop_over(state, before)
+        self._flush()
+        return state
+
+    def _stop_over(self, state: TrainingState, before: int) -> None:
+        """Evaluates and saves where that is due."""
+        last = self.steps >= self.config.ppo.total_steps
+        evaluates = self.config.eval.enabled and (
+            last or _passed(before, self.steps, self.config.eval.every_steps)
+        )
+        if evaluates:
+            self._flush(lambda: self._evaluate(state))
+        if self.checkpoint_fn is not None and (
+            last or _passed(before, self.steps, self.config.checkpoint_every_steps)
+        ):
+            self._flush()
+            self.checkpoint_fn(self.device.copy(state), self.steps)
+
+    def _iterations_to_next_stop(self) -> int:
+        ppo, per_iteration = self.config.ppo, self.config.ppo.steps_per_iteration
+        stops = [ppo.total_steps]
+        if self.config.eval.enabled:
+            stops.append(_next_multiple(self.steps, self.config.eval.every_steps))
+        if self.checkpoint_fn is not None:
+            stops.append(_next_multiple(self.steps, self.config.checkpoint_every_steps))
+        to_stop = -(-(min(stops) - self.steps) // per_iteration)
+        return min(ppo.iterations_per_call, to_stop)
+
+    def _evaluate(self, state: TrainingState) -> dict[str, float]:
+        iteration = self.steps // self.config.ppo.steps_per_iteration
+        key = jax.random.fold_in(self.eval_key, iteration)
+        started = time.perf_counter()
+        metrics = _to_floats(self.device.evaluate(state, key))
+        elapsed = time.perf_counter() - started
+        if LoggingLevel.THROUGHPUT in self.config.eval.logging_level:
+            lifespan = metrics["eval/lifespan/mean"] * self.config.eval.n_envs
+            metrics["throughput/eval_sps"] = lifespan / elapsed
+        self.eval_history.append({"step": self.steps, **metrics})
+        if self._console is not None:
+            self._console.evaluation(self.steps, metrics)
+        self._clock += elapsed
+        return metrics
+
+    def _flush(self, evaluation: Callable[[], dict[str, float]] | None = None) -> None:
+        """Fetches and logs a finished chunk; an evaluation joins its last iteration."""
+        if self._pending is None:
+            return
+        metrics, first_step, count = self._pending
+        self._pending = None
+        rows = {name: np.asarray(values) for name, values in metrics.items()}
+        now = time.perf_counter()
+        per_iteration = self.config.ppo.steps_per_iteration
+        rate = count * per_iteration / (now - self._clock)
+        self._clock = now
+        if self._console is not None:
+            self._console.rate = rate
+        for index in range(count):
+            row = {name: float(values[index]) for name, values in rows.items()}
+            if LoggingLevel.THROUGHPUT in self.config.ppo.logging_level:
+                row["throughput/train_sps"] = rate
+            if index == count - 1 and evaluation is not None:
+                row |= evaluation()
+            self._log(row, first_step + (index + 1) * per_iteration)
+
+    def _log(self, metrics: dict[str, float], steps: int) -> None:
+        metrics = {**metrics, "total_steps": steps}
+        self.latest = {**self.latest, **metrics}
+        if self.log_fn is not None:
+            self.log_fn(metrics, steps)
+
+
+def _passed(before: int, after: int, every: int) -> bool:
+    return after // every > before // every
+
+
+def _next_multiple(steps: int, every: int) -> int:
+    return (steps // every + 1) * every
+
+
+def _to_floats(metrics: Mapping[str, Array]) -> dict[str, float]:
+    return {name: float(value) for name, value in metrics.items()}

@@ -1,0 +1,38 @@
+"""Every environment that must follow the convention, by name, with a sample action."""
+
+import jax.numpy as jnp
+
+from eqx_ppo import envs
+from tests.helpers.envs import DictEnv, ScriptedEnv
+
+_ACTION = jnp.array([0.3], jnp.float32)
+_DICT_ACTION = {
+    "arm": jnp.array([0.3, -0.2], jnp.float32),
+    "leg": jnp.array([0.5], jnp.float32),
+}
+
+CASES = {
+    "pendulum": (envs.Pendulum(), _ACTION),
+    "recall": (envs.Recall(delay=2), _ACTION),
+    "constant_reward": (envs.ConstantRewardProbe(), _ACTION),
+    "observation_reward": (envs.ObservationRewardProbe(), _ACTION),
+    "discount": (envs.DiscountProbe(), _ACTION),
+    "action_reward": (envs.ActionRewardProbe(), _ACTION),
+    "observation_action": (envs.ObservationActionProbe(), _ACTION),
+    "truncation": (envs.TruncationProbe(), _ACTION),
+    "episode": (envs.EpisodeWrapper(envs.Pendulum(), 3), _ACTION),
+    "episode_of_episode": (
+        envs.EpisodeWrapper(envs.EpisodeWrapper(envs.Recall(delay=1), 5), 2),
+        _ACTION,
+    ),
+    "reward_scaling": (envs.RewardScalingWrapper(DictEnv(), 0.5), _DICT_ACTION),
+    "dict": (DictEnv(), _DICT_ACTION),
+    "dict_episode": (envs.EpisodeWrapper(DictEnv(), 5), _DICT_ACTION),
+    "scripted": (ScriptedEnv((0, 0, 1), (0, 1, 0)), _ACTION),
+    "scripted_int": (ScriptedEnv((0, 1), (0, 1), jnp.int32, "truncated"), _ACTION),
+    "scripted_without_flag": (ScriptedEnv((0, 1)), _ACTION),
+    "scripted_episode": (
+        envs.EpisodeWrapper(ScriptedEnv((0, 0, 1), (0, 1, 0), jnp.int32), 2),
+        _ACTION,
+    ),
+}
