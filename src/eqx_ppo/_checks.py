@@ -11,8 +11,11 @@ import inspect
 from collections.abc import Callable
 from typing import ParamSpec, Self, TypeVar
 
-from beartype import beartype
+from beartype import BeartypeConf, beartype
 from jaxtyping import jaxtyped
+
+# An int may stand for a float, as type checkers have it (PEP 484).
+_TYPECHECKER = beartype(conf=BeartypeConf(is_pep484_tower=True))
 
 _P = ParamSpec("_P")
 _R = TypeVar("_R")
@@ -20,7 +23,7 @@ _R = TypeVar("_R")
 
 def typed(function: Callable[_P, _R]) -> Callable[_P, _R]:
     """Checks the annotated shapes and types of `function` at every (traced) call."""
-    return jaxtyped(function, typechecker=beartype)
+    return jaxtyped(function, typechecker=_TYPECHECKER)
 
 
 def check_methods(cls: type) -> None:

@@ -108,12 +108,27 @@ def put_rows(state: Tree, index: Array, new: Tree, axes: tuple[bool, ...]) -> Tr
 
 def merge_time(tree: _T) -> _T:
     """Reshapes leaves `[T, B, *feat]` to `[T*B, *feat]`."""
-    return jax.tree.map(lambda leaf: leaf.reshape(-1, *leaf.shape[2:]), tree)
+    return jax.tree.map(
+        lambda leaf: leaf.reshape(leaf.shape[0] * leaf.shape[1], *leaf.shape[2:]), tree
+    )
 
 
 def split_time(tree: _T, length: int) -> _T:
-    """Reshapes leaves `[T*B, *feat]` to `[T, B, *feat]`, with `T = length`."""
-    return jax.tree.map(lambda leaf: leaf.reshape(length, -1, *leaf.shape[1:]), tree)
+    """Reshapes leaves `[T*B, *feat]` to `[T, B, *feat]`, with `T = length`.
+
+    **Raises:** `ValueError` for a scalar.
+    """
+
+    def split(leaf):
+        if leaf.ndim == 0:
+            raise ValueError(
+                "A sequence returned a scalar where one value per step and environment was "
+                "expected. Everything that a module returns, penalty and metrics included, must "
+                "lead with the batch axis [B]: sum or average over features only."
+            )
+        return leaf.reshape(length, leaf.shape[0] // length, *leaf.shape[1:])
+
+    return jax.tree.map(split, tree)
 
 
 def replace(record: _T, **changes: object) -> _T:

@@ -386,6 +386,11 @@ def test_wrappers_can_be_copied_and_pickled():
     env = envs.EpisodeWrapper(envs.Recall(3), 7)
     for twin in (copy.deepcopy(env), pickle.loads(pickle.dumps(env))):
         assert (twin.max_len, twin.env.delay) == (7, 3)
+    # `copy` and `pickle` ask an object without fields for its methods.
+    bare = object.__new__(envs.EpisodeWrapper)
+    for name in ("env", "__setstate__", "observation_size"):
+        with pytest.raises(AttributeError, match="no attribute"):
+            getattr(bare, name)
 
 
 def test_the_base_is_abstract():

@@ -14,8 +14,7 @@ from eqx_ppo.algorithms._loss import Minibatch as Minibatch, ppo_loss as ppo_los
 from eqx_ppo.algorithms._optimizer import make_optimizer as make_optimizer
 from eqx_ppo.algorithms._ppo import ppo_step as ppo_step
 from eqx_ppo.algorithms._replay import replay as replay, replay_error as replay_error
-from eqx_ppo.algorithms._rollout import collect as collect, unroll_env as unroll_env
-from eqx_ppo.algorithms._step import Stepper as Stepper
+from eqx_ppo.algorithms._rollout import unroll_env as unroll_env
 from eqx_ppo.algorithms._training_state import (
     Counts as Counts,
     Remainder as Remainder,
@@ -25,7 +24,6 @@ from eqx_ppo.algorithms._training_state import (
     split_network as split_network,
 )
 from eqx_ppo.algorithms._transition import (
-    Rollout as Rollout,
     RolloutState as RolloutState,
     Transition as Transition,
 )

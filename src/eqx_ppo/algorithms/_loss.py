@@ -29,7 +29,8 @@ class Minibatch(NamedTuple):
     - `transitions`: leaves `[T, B, ...]`.
     - `network_state`, `fresh`: the carry at the first step; see `replay`.
     - `advantages`, `targets`: in the tree of the rewards, `[T, B]`; `None` to compute them
-        with the current critic.
+        with the current critic. With `normalize_advantages="batch"` the advantages are
+        normalized already, and in the tree of the samplers.
     """
 
     transitions: Transition
@@ -72,7 +73,7 @@ def ppo_loss(
         advantages, targets = batch.advantages, batch.targets
     if config.normalize_advantages == "minibatch":
         advantages = normalized(advantages, valid, out.output.log_likelihoods, config)
-    else:
+    elif config.normalize_advantages == "none":
         advantages = per_sampler(advantages, out.output.log_likelihoods, config)
 
     ratios = jax.tree.map(

@@ -7,7 +7,7 @@ from jaxtyping import Array, Bool, Float
 from eqx_ppo._checks import typed
 from eqx_ppo._tree import tree_where
 from eqx_ppo._typing import State
-from eqx_ppo.algorithms._transition import Rollout, Transition
+from eqx_ppo.algorithms._transition import Transition
 from eqx_ppo.networks import StatefulModule, StatefulModuleOutput
 from eqx_ppo.ops import likelihood_ratio
 
@@ -40,7 +40,12 @@ def refresh(network: StatefulModule, network_state: State, fresh: Bool[Array, " 
 
 
 @typed
-def replay_error(network: StatefulModule, rollout: Rollout) -> Float[Array, ""]:
+def replay_error(
+    network: StatefulModule,
+    network_state: State,
+    transitions: Transition,
+    fresh: Bool[Array, " B"] | None = None,
+) -> Float[Array, ""]:
     """The largest `|ratio - 1|` between the replay of a rollout and the rollout itself.
 
     With the weights that produced the rollout it is 0 to float precision, whatever the
@@ -48,22 +53,21 @@ def replay_error(network: StatefulModule, rollout: Rollout) -> Float[Array, ""]:
     least 0.1, and growing in proportion to their inverse below. Anything larger means
     that the policy gradient is wrong.
 
+    ```python
+    state = network.initialize_state(n_envs, key=key)
+    _, _, transitions = unroll_env(env, env_state, network, state, 20, key)
+    assert replay_error(network, state, transitions) < 1e-5
+    ```
+
     **Arguments:**
 
     - `network`: the network that produced the rollout, unchanged.
-    - `rollout`: from `collect`.
+    - `network_state`, `fresh`: what `unroll_env` was given.
+    - `transitions`: what it returned, leaves `[T, B, ...]`.
     """
-    n_segments = rollout.fresh.shape[0]
-    errors = []
-    segments = jax.tree.map(
-        lambda leaf: leaf.reshape(n_segments, -1, *leaf.shape[1:]), rollout.transitions
+    fresh = jnp.zeros(transitions.done.shape[1], jnp.bool_) if fresh is None else fresh
+    replayed = replay(network, network_state, fresh, transitions).output
+    ratios = jax.tree.map(
+        likelihood_ratio, replayed.log_likelihoods, transitions.network_output.log_likelihoods
     )
-    for index in range(n_segments):
-        state, fresh, transitions = jax.tree.map(
-            lambda leaf, at=index: leaf[at], (rollout.network_states, rollout.fresh, segments)
-        )
-        replayed = replay(network, state, fresh, transitions).output
-        recorded = transitions.network_output
-        ratios = jax.tree.map(likelihood_ratio, replayed.log_likelihoods, recorded.log_likelihoods)
-        errors += [jnp.max(jnp.abs(ratio - 1.0)) for ratio in jax.tree.leaves(ratios)]
-    return jnp.max(jnp.stack(errors))
+    return jnp.max(jnp.stack([jnp.max(jnp.abs(ratio - 1.0)) for ratio in jax.tree.leaves(ratios)]))

@@ -58,7 +58,8 @@ def update(
         grads, metrics = jax.grad(loss_of, has_aux=True)(params, _take(samples, index, config))
         if LoggingLevel.GRAD_NORM in config.logging_level:
             metrics["grad_norm"] = global_norm(grads)
-        updates, new_optimizer_state = optimizer.update(grads, optimizer_state, params)
+        with jax.numpy_dtype_promotion("standard"):  # optax fails under "strict"
+            updates, new_optimizer_state = optimizer.update(grads, optimizer_state, params)
         finite = all_finite(grads)
         params, optimizer_state = jax.tree.map(
             lambda new, old: jnp.where(finite, new, old),

@@ -48,8 +48,8 @@ def load_playground(name: str, *, config_overrides: Mapping[str, Tree] | None = 
             f"`{name}` needs robot models (MuJoCo Menagerie), and there are none at "
             f"`{_models_path()}`. Expected either the models there (load the environment once "
             f'with `mujoco_playground.registry.load("{name}")`, which downloads them, or clone '
-            "the repository of MuJoCo Menagerie to that path), or an environment that needs "
-            f"none: {', '.join(loadable)}."
+            "the repository of MuJoCo Menagerie to that path), or one of the environments that "
+            f"need none: {', '.join(loadable)}."
         )
     overrides = dict(config_overrides or {})
     if jax.default_backend() == "cpu" and "impl" in registry.get_default_config(name):

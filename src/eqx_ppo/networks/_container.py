@@ -187,6 +187,7 @@ class Call:
                     "be wrong. Use two children; `call.local` is for arithmetic."
                 )
             check_lead("The input", x, self._lead)
+            check_lead("The state", self._states[name], self._lead[-1:])
             result = self._run(child, self._states[name], x, self._extras[name])
             self._check(result)
         self._results[name] = result

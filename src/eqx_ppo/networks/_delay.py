@@ -54,10 +54,10 @@ class Delay(StatefulModule):
         leaves, self.treedef = jax.tree.flatten(jax.eval_shape(lambda: sample_input))
         self.leaves = tuple(jax.ShapeDtypeStruct(leaf.shape, leaf.dtype) for leaf in leaves)
         for leaf in self.leaves:
-            if not jnp.issubdtype(leaf.dtype, jnp.inexact) and initial_value != int(initial_value):
+            if not _can_hold(leaf.dtype, initial_value):
                 raise ValueError(
                     f"`Delay` cannot hold the initial value {initial_value} in a leaf of dtype "
-                    f"{leaf.dtype}. Give a whole number."
+                    f"{leaf.dtype}. Give a whole number in its range."
                 )
         self.k_steps = k_steps
         self.initial_value = initial_value
@@ -113,8 +113,10 @@ class Delay(StatefulModule):
         # The input of `times[i]` is wiped for whoever reads it after the reset at `last_done`.
         wiped = (last_done[read_at] >= times) & (last_done[read_at] >= 0)  # [T + k, B]
 
+        ages = jnp.arange(self.k_steps, dtype=jnp.int32)[None]
+
         def delayed(buffer, leaf):
-            order = (state.position[:, None] + jnp.arange(self.k_steps)) % self.k_steps
+            order = (state.position[:, None] + ages) % self.k_steps
             earlier = jnp.moveaxis(_take_rows(buffer, order), 1, 0)
             signal = jnp.concatenate([earlier, leaf])  # [k + T, B, *feat]
             return jnp.where(expand_to(wiped, signal), self._filled_like(signal), signal)
@@ -122,7 +124,7 @@ class Delay(StatefulModule):
         signals = jax.tree.map(delayed, state.buffer, xs)
         written = jnp.where(last_done[-1] >= 0, length - 1 - last_done[-1], state.position + length)
         position = written % self.k_steps
-        slots = (jnp.arange(self.k_steps) - position[:, None]) % self.k_steps
+        slots = (ages - position[:, None]) % self.k_steps
         buffer = jax.tree.map(
             lambda signal: _take_rows(jnp.moveaxis(signal[length:], 0, 1), slots), signals
         )
@@ -141,6 +143,14 @@ class Delay(StatefulModule):
                     f"`Delay` was built for a leaf of dtype {expected.dtype}, but got "
                     f"{leaf.dtype}. Build it from a sample of what it will see."
                 )
+
+
+def _can_hold(dtype: jnp.dtype, value: float) -> bool:
+    if dtype == jnp.bool_:
+        return value in (0, 1)
+    if jnp.issubdtype(dtype, jnp.integer):
+        return float(value).is_integer() and jnp.iinfo(dtype).min <= value <= jnp.iinfo(dtype).max
+    return True
 
 
 def _last_done(done: Bool[Array, "T B"]) -> Int32[Array, "T+1 B"]:

@@ -1,6 +1,7 @@
 """Standard actor-critic networks, composed of the modules of this package."""
 
 from collections.abc import Sequence
+
 import jax
 
 from eqx_ppo._keys import as_key

@@ -20,6 +20,9 @@ from eqx_ppo._typing import Extras, KeyLike, Metrics, State, TimeBatchTree, Tree
 from eqx_ppo.networks._frozen import holds_statistics
 
 
+_BATCHABLE = "threefry2x32"
+
+
 class StatefulModuleOutput(NamedTuple):
     """What a module returns for one step (`[B, ...]`) or a sequence (`[T, B, ...]`).
 
@@ -163,8 +166,16 @@ class RandomModule(StatefulModule):
     """
 
     def initialize_state(self, batch_size: int, *, key: KeyLike) -> RandomState:
-        """One key per environment, no draws yet."""
-        keys = jax.random.split(as_key(key), batch_size)
+        """One key per environment, no draws yet.
+
+        The keys are `threefry2x32` whatever kind `key` is: of JAX's generators only that one
+        gives an environment the same numbers alone, in a batch and in a sequence.
+        """
+        key = as_key(key)
+        if jax.random.key_impl(key) != _BATCHABLE:
+            words = jax.random.bits(key, (2,), jnp.uint32)
+            key = jax.random.wrap_key_data(words, impl=_BATCHABLE)
+        keys = jax.random.split(key, batch_size)
         return RandomState(keys, jnp.zeros(batch_size, jnp.uint32))
 
     def unroll(

@@ -121,8 +121,9 @@ def _is_moments(node: object) -> bool:
 
 
 def _is_shape(node: Tree) -> bool:
+    """An int or a plain tuple of ints; a NamedTuple of sizes is a structure."""
     return isinstance(node, int) or (
-        isinstance(node, tuple) and all(isinstance(size, int) for size in node)
+        type(node) is tuple and all(isinstance(size, int) for size in node)
     )
 
 

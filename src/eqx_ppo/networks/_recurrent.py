@@ -69,6 +69,7 @@ class RecurrentLayer(StatefulModule):
     ) -> StatefulModuleOutput:
         """Maps `[B, in_features]` to the new hidden state `[B, hidden_features]`."""
         check_features(self, x, (self.in_features,))
+        self._check_state(state, x.shape[0])
         next_state, output = self.recur(state, self.project(x))
         return StatefulModuleOutput(output, next_state)
 
@@ -81,6 +82,7 @@ class RecurrentLayer(StatefulModule):
     ) -> StatefulModuleOutput:
         """Runs a sequence; see `StatefulModule.unroll`."""
         check_features(self, xs[0], (self.in_features,))
+        self._check_state(state, done.shape[1])
         projections = split_time(self.project(merge_time(xs)), done.shape[0])
         reset = self.reset_state(state)
 
@@ -91,6 +93,16 @@ class RecurrentLayer(StatefulModule):
 
         last, outputs = jax.lax.scan(step, state, (projections, done))
         return StatefulModuleOutput(outputs, last)
+
+    def _check_state(self, state: State, batch_size: int) -> None:
+        expected = (batch_size, self.hidden_features)
+        for leaf in jax.tree.leaves(state):
+            if jnp.shape(leaf) != expected:
+                raise ValueError(
+                    f"`{type(self).__name__}` expected its state to have shape {list(expected)} "
+                    f"[B, hidden_features], but got {list(jnp.shape(leaf))}. Make the state with "
+                    "`initialize_state` of this module, for the batch size of its input."
+                )
 
     def _initial(self) -> State:
         return self.zero_state() if self.initial_state is None else self.initial_state
@@ -128,7 +140,7 @@ class LSTM(RecurrentLayer):
         _check_sizes("LSTM", in_features, hidden_features)
         key = as_key(key)
         cell = eqx.nn.LSTMCell(in_features, hidden_features, dtype=jnp.float32, key=key)
-        self.cell = _initialize(cell, key, n_gates=4)
+        self.cell = _initialize(cell, jax.random.clone(key), n_gates=4)
         self.initial_state = self.zero_state() if trainable_initial_state else None
 
     @property
@@ -188,7 +200,7 @@ class GRU(RecurrentLayer):
         _check_sizes("GRU", in_features, hidden_features)
         key = as_key(key)
         cell = eqx.nn.GRUCell(in_features, hidden_features, dtype=jnp.float32, key=key)
-        self.cell = _initialize(cell, key, n_gates=3)
+        self.cell = _initialize(cell, jax.random.clone(key), n_gates=3)
         self.initial_state = self.zero_state() if trainable_initial_state else None
 
     @property
@@ -237,7 +249,10 @@ _Cell = TypeVar("_Cell", eqx.nn.LSTMCell, eqx.nn.GRUCell)
 
 
 def _initialize(cell: _Cell, key: Array, n_gates: int) -> _Cell:
-    """Replaces Equinox's initial weights; see the class docstrings."""
+    """Replaces all of Equinox's initial weights; see the class docstrings.
+
+    So `key` may be a clone of the one that Equinox drew those from.
+    """
     input_key, *gate_keys = jax.random.split(key, 1 + n_gates)
     hidden = cell.hidden_size
     lecun = jax.nn.initializers.lecun_uniform(in_axis=-1, out_axis=-2)

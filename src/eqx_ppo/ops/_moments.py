@@ -46,7 +46,7 @@ def merge_moments(moments: Moments, samples: Shaped[Array, "N *feat"]) -> Moment
     Computing Sample Variances" (1979), equations 2.1.
     """
     samples = samples.astype(jnp.float32)
-    valid = jnp.isfinite(samples).reshape(samples.shape[0], -1).all(axis=1)
+    valid = jnp.isfinite(samples).all(axis=tuple(range(1, samples.ndim)))
     n_batch = jnp.sum(valid)
     mean, variance = _batch_moments(samples, valid)
     count = add_count(moments.count, n_batch)
