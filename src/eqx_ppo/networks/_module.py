@@ -166,17 +166,8 @@ class RandomModule(StatefulModule):
     """
 
     def initialize_state(self, batch_size: int, *, key: KeyLike) -> RandomState:
-        """One key per environment, no draws yet.
-
-        The keys are `threefry2x32` whatever kind `key` is: of JAX's generators only that one
-        gives an environment the same numbers alone, in a batch and in a sequence.
-        """
-        key = as_key(key)
-        if jax.random.key_impl(key) != _BATCHABLE:
-            words = jax.random.bits(key, (2,), jnp.uint32)
-            key = jax.random.wrap_key_data(words, impl=_BATCHABLE)
-        keys = jax.random.split(key, batch_size)
-        return RandomState(keys, jnp.zeros(batch_size, jnp.uint32))
+        """One key per environment, no draws yet."""
+        return initial_random_state(batch_size, key)
 
     def unroll(
         self,
@@ -186,13 +177,23 @@ class RandomModule(StatefulModule):
         rollout_extras: Extras = None,
     ) -> StatefulModuleOutput:
         """Runs a sequence by one call on `[T*B, *feat]`; see `StatefulModule.unroll`."""
-        length = done.shape[0]
-        times = jnp.arange(length, dtype=jnp.uint32)[:, None]
-        keys = jnp.broadcast_to(state.keys, (length, *state.keys.shape))
-        flat_state = merge_time(RandomState(keys, state.draws[None] + times))
-        out = self(flat_state, merge_time(xs), merge_time(rollout_extras))
-        last = RandomState(state.keys, state.draws + jnp.uint32(length))
-        return split_time(out._replace(next_state=()), length)._replace(next_state=last)
+        out = self(spread(state, done.shape[0]), merge_time(xs), merge_time(rollout_extras))
+        last = advance(state, done.shape[0])
+        return split_time(out._replace(next_state=()), done.shape[0])._replace(next_state=last)
+
+
+def initial_random_state(batch_size: int, key: KeyLike) -> RandomState:
+    """One key per environment, no draws yet.
+
+    The keys are `threefry2x32` whatever kind `key` is: of JAX's generators only that one
+    gives an environment the same numbers alone, in a batch and in a sequence.
+    """
+    key = as_key(key)
+    if jax.random.key_impl(key) != _BATCHABLE:
+        words = jax.random.bits(key, (2,), jnp.uint32)
+        key = jax.random.wrap_key_data(words, impl=_BATCHABLE)
+    keys = jax.random.split(key, batch_size)
+    return RandomState(keys, jnp.zeros(batch_size, jnp.uint32))
 
 
 def draw_keys(state: RandomState) -> Array:
@@ -200,6 +201,13 @@ def draw_keys(state: RandomState) -> Array:
     return jax.vmap(jax.random.fold_in)(state.keys, state.draws)
 
 
-def advance(state: RandomState) -> RandomState:
-    """The state after one draw."""
-    return RandomState(state.keys, state.draws + jnp.uint32(1))
+def advance(state: RandomState, draws: int = 1) -> RandomState:
+    """The state after one draw, or after `draws` of them."""
+    return RandomState(state.keys, state.draws + jnp.uint32(draws))
+
+
+def spread(state: RandomState, length: int) -> RandomState:
+    """The states of the next `length` draws as one batch, `[T*B]`."""
+    times = jnp.arange(length, dtype=jnp.uint32)[:, None]
+    keys = jnp.broadcast_to(state.keys, (length, *state.keys.shape))
+    return merge_time(RandomState(keys, state.draws[None] + times))
