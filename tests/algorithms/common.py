@@ -137,9 +137,9 @@ def rollout_of(env, config):
             LoggingLevel.NONE,
         )
         key = jax.random.split(state.key, 3)[0]
-        return collect(
-            stepper, state.rollout_state, config.rollout_length, config.n_segments, key
-        )[1]
+        return collect(stepper, state.rollout_state, config.rollout_length, config.n_segments, key)[
+            1
+        ]
 
     return jax.jit(rollout)
 

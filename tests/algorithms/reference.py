@@ -87,9 +87,7 @@ def ppo_losses(network, transitions: Transition, pre_tanh, envs, config, entropy
         )
     )
     terminated, truncated, valid = map(np.asarray, (t.terminated, t.truncated, t.valid))
-    likelihoods, values, penalty = actor_critic(
-        network, as_numpy(t.obs), pre_tanh, entropy_weight
-    )
+    likelihoods, values, penalty = actor_critic(network, as_numpy(t.obs), pre_tanh, entropy_weight)
     gamma, lambda_ = float(config.discounting_factor), float(config.gae_lambda)
     advantages, targets = {}, {}
     for name in names:

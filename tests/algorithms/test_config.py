@@ -10,7 +10,14 @@ import pytest
 
 from eqx_ppo.algorithms import EvalConfig, LoggingLevel, PPOConfig, make_optimizer
 from eqx_ppo.envs import CachedReset
-from tests.algorithms.common import assert_same, differ, small_config, train
+from tests.algorithms.common import (
+    assert_same,
+    compiled,
+    differ,
+    rollout_of,
+    small_config,
+    train,
+)
 from tests.helpers.networks import CASES
 
 # --- Values that are refused (case E5) ------------------------------------------------------
@@ -97,7 +104,7 @@ def test_derived_numbers():
 
 # --- Every field matters (case E11) ---------------------------------------------------------
 
-SINGLE, DICT = CASES["everything"], CASES["dict_normalizer"]
+SINGLE, DICT = CASES["normalizer_on_top"], CASES["dict"]
 
 CHANGES = {
     "n_envs": 2,
@@ -129,9 +136,7 @@ BASE = {"learning_rate": 1e-2}
 
 def run(case, **changes):
     network = case.build(jax.random.key(0))
-    state, history = train(
-        case.env, network, small_config(**BASE | changes), jax.random.key(1), 2
-    )
+    state, history = train(case.env, network, small_config(**BASE | changes), jax.random.key(1), 2)
     return state.arrays, history[-1]
 
 
@@ -201,8 +206,9 @@ FAMILIES = {
     LoggingLevel.GRAD_NORM: {"grad_norm"},
     LoggingLevel.WEIGHTS: {"weights/mean", "weights/std"},
     LoggingLevel.NETWORK_METRICS: {
-        f"net/0/action/1/{name}/{part}" for name in ("mean", "std", "entropy") for part in
-        ("mean", "std")
+        f"net/0/action/2/{name}/{part}"
+        for name in ("mean", "std", "entropy")
+        for part in ("mean", "std")
     },
     LoggingLevel.ENV_METRICS: set(),  # this environment reports none
     LoggingLevel.THROUGHPUT: set(),  # the training loop adds it
@@ -214,17 +220,13 @@ FAMILIES = {
 def test_each_level_logs_its_family_and_no_more(level):
     case = CASES["mlp"]
     network = case.build(jax.random.key(0))
-    _, history = train(
-        case.env, network, small_config(logging_level=level), jax.random.key(1), 1
-    )
+    _, history = train(case.env, network, small_config(logging_level=level), jax.random.key(1), 1)
     assert history[0].keys() == FAMILIES[level]
     assert all(value.shape == () and np.isfinite(value) for value in history[0].values())
 
 
 def test_percentiles_are_those_of_numpy():
     """Of a rollout's rewards and of the gradient steps' losses."""
-    from tests.algorithms.common import compiled, rollout_of
-
     case = CASES["mlp"]
     config = small_config(
         logging_level=LoggingLevel.ROLLOUT_STATS | LoggingLevel.LOSSES,

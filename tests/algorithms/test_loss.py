@@ -109,15 +109,14 @@ def expected_losses(recorded, config, envs):
     )
 
 
-def updated(recorded, config, key=jax.random.key(0), optimizer=None):
+def updated(recorded, config, key=None, optimizer=None):
+    key = jax.random.key(0) if key is None else key
     optimizer = make_optimizer(config, optimizer)
     params = eqx.filter(recorded.network, trainable(recorded.network))
 
     @jax.jit
     def run(rollout):
-        result = update(
-            recorded.network, optimizer.init(params), rollout, config, optimizer, key
-        )
+        result = update(recorded.network, optimizer.init(params), rollout, config, optimizer, key)
         arrays = eqx.filter(result.network, eqx.is_array)
         return result._replace(network=arrays)
 
@@ -188,7 +187,9 @@ def test_directional_derivative_equals_numpy(recorded):
     grads = jax.jit(
         jax.grad(lambda params: ppo_loss(eqx.combine(params, rest), batch, options)[0])
     )(params)
-    slope = sum(float((g * d).sum()) for g, d in zip(jax.tree.leaves(grads), direction, strict=True))
+    slope = sum(
+        float((g * d).sum()) for g, d in zip(jax.tree.leaves(grads), direction, strict=True)
+    )
 
     base = weights(network)
     along = weights(eqx.combine(jax.tree.unflatten(treedef, direction), rest))
@@ -491,7 +492,7 @@ FIELDS = (
     "weight_decay",
 )
 KINDS = {
-    "array": lambda x: jnp.float32(x),
+    "array": jnp.float32,
     "NumPy float32": np.float32,
     "NumPy float64": np.float64,
     "NumPy 0-d array": lambda x: np.asarray(x, np.float32),

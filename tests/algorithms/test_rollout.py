@@ -109,9 +109,7 @@ def test_iterations_continue_the_episode():
             elapsed = (elapsed + 1) % 5
         carry = state.rollout_state.network_state[0]
         np.testing.assert_array_equal(carry, count)
-        np.testing.assert_array_equal(
-            state.rollout_state.env_state.info["episode_steps"], elapsed
-        )
+        np.testing.assert_array_equal(state.rollout_state.env_state.info["episode_steps"], elapsed)
         np.testing.assert_array_equal(state.rollout_state.fresh, elapsed == 0)
 
 
@@ -180,10 +178,8 @@ def test_refusals():
     carry = jnp.zeros(2, jnp.float32)
     with pytest.raises(ValueError, match="`unroll_length` must be at least 1, but got 0"):
         unroll_env(ENV, state, CountingPolicy(), carry, 0, jax.random.key(0))
-    with pytest.raises(TypeError, match="`PPONetworkOutput`, but gave a.*PPOAdapter"):
-        unroll_env(
-            ENV, state, Dense(2, 1, key=jax.random.key(0)), (), 1, jax.random.key(0)
-        )
+    with pytest.raises(TypeError, match=r"`PPONetworkOutput`, but gave a.*PPOAdapter"):
+        unroll_env(ENV, state, Dense(2, 1, key=jax.random.key(0)), (), 1, jax.random.key(0))
 
 
 class ColumnReward:
@@ -380,7 +376,7 @@ def stacks(jaxpr, shape):
     ("layers", "expected"),
     [
         (lambda: [Normalizer(11)], 1),
-        (lambda: [], 1),
+        (list, 1),
         (lambda: [Delay(jnp.zeros(11, jnp.float32), 1), Normalizer(11)], 2),
     ],
     ids=["normalizer on top", "no normalizer", "normalizer behind a delay"],

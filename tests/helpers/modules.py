@@ -285,9 +285,7 @@ MODULE_CASES = (
     ModuleCase("normalizer_before_data", lambda key: nets.Normalizer(3), FLAT),
     ModuleCase(
         "normalizer_mixed",
-        lambda key: with_statistics(
-            nets.Normalizer({"image": (2, 2), "contact": (), "speed": 3})
-        ),
+        lambda key: with_statistics(nets.Normalizer({"image": (2, 2), "contact": (), "speed": 3})),
         MIXED,
     ),
     ModuleCase("normalizer_behind_delay", _delay_normalizer, FLAT),

@@ -36,5 +36,7 @@ def assert_close(got, expected, rtol=1e-5, atol=1e-6):
 
 def signature(tree):
     """Structure, and shape, dtype and weak type of every leaf."""
-    leaves = [(leaf.shape, leaf.dtype, jax.typeof(leaf).weak_type) for leaf in jax.tree.leaves(tree)]
+    leaves = [
+        (leaf.shape, leaf.dtype, jax.typeof(leaf).weak_type) for leaf in jax.tree.leaves(tree)
+    ]
     return jax.tree.structure(tree), leaves

@@ -186,7 +186,9 @@ def select(done, on_true, on_false):
     def pick(a, b):
         pairs = zip(done, as_numpy(a), as_numpy(b), strict=True)
         chosen = jnp.asarray(np.stack([x if finished else y for finished, x, y in pairs]))
-        return jax.random.wrap_key_data(chosen, impl=jax.random.key_impl(b)) if is_key(b) else chosen
+        return (
+            jax.random.wrap_key_data(chosen, impl=jax.random.key_impl(b)) if is_key(b) else chosen
+        )
 
     return jax.tree.map(pick, on_true, on_false)
 
@@ -427,7 +429,7 @@ def test_the_optimizer_leaves_frozen_arrays_alone(name):
 
 @EVERY
 def test_serialize_round_trip(name):
-    module, r = build(name), rollout(name)
+    module = build(name)
     other = CASES[name].build(jax.random.key(8))
     file = io.BytesIO()
     eqx.tree_serialise_leaves(file, module)

@@ -1,3 +1,4 @@
+import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -24,12 +25,15 @@ def delayed(xs, done, k_steps, initial_value):
 
 def rollout(module, state, xs, done):
     outputs = []
+    step, reset = jax.jit(module), jax.jit(module.reset_state)
     for x, finished in zip(xs, done, strict=True):
-        out = module(state, x)
+        out = step(state, x)
         outputs.append(out.output)
-        wiped = module.reset_state(out.next_state)
+        wiped = reset(out.next_state)
         state = jax.tree.map(
-            lambda a, b, f=finished: jnp.stack([x if e else y for e, x, y in zip(f, a, b)]),
+            lambda a, b, f=finished: jnp.stack(
+                [x if e else y for e, x, y in zip(f, a, b, strict=True)]
+            ),
             wiped,
             out.next_state,
         )
@@ -43,7 +47,7 @@ def test_two_steps_with_a_reset_by_hand(getkey):
     state = module.initialize_state(1, key=getkey())
     outputs, last = rollout(module, state, xs, done)
     np.testing.assert_array_equal(outputs[:, 0], [0, 0, 1, 0, 0, 4])
-    sequence = module.unroll(state, xs, jnp.asarray(done))
+    sequence = jax.jit(module.unroll)(state, xs, done)
     np.testing.assert_array_equal(sequence.output[:, 0], [0, 0, 1, 0, 0, 4])
     assert_same(sequence.next_state, last)
 
@@ -51,31 +55,30 @@ def test_two_steps_with_a_reset_by_hand(getkey):
 def test_calling_twice_on_one_state_gives_the_same(getkey):
     module = Delay(jnp.zeros(()), k_steps=2)
     state = module.initialize_state(1, key=getkey())
+    step = jax.jit(module)
     for x in (1.0, 2.0):
-        state = module(state, jnp.array([x], jnp.float32)).next_state
-    first, second = (module(state, jnp.array([x], jnp.float32)).output for x in (3.0, 30.0))
+        state = step(state, jnp.array([x], jnp.float32)).next_state
+    first, second = (step(state, jnp.array([x], jnp.float32)).output for x in (3.0, 30.0))
     np.testing.assert_array_equal(first, [1.0])
     np.testing.assert_array_equal(second, [1.0])
 
 
-@pytest.mark.parametrize("k_steps", [1, 2, 3, 5, 8, 13])
-@pytest.mark.parametrize("n_steps", [1, 5, 8])
-def test_sequences_equal_a_queue(k_steps, n_steps, getkey):
-    """Also when the sequence starts mid-episode and is shorter or longer than the delay."""
+@pytest.mark.parametrize("k_steps", [1, 2, 3, 5, 13])
+def test_sequences_equal_a_queue(k_steps, getkey):
+    """Sequences that start mid-episode and are shorter or longer than the delay."""
     rng = np.random.default_rng(k_steps)
     n_envs = 9
     module = Delay(jnp.zeros(2, jnp.int32), k_steps, initial_value=-1.0)
-    xs = rng.integers(0, 1000, (7 + n_steps, n_envs, 2)).astype(np.int32)
-    done = rng.random((7 + n_steps, n_envs)) < np.linspace(0, 1, n_envs)
+    xs = rng.integers(0, 1000, (12, n_envs, 2)).astype(np.int32)
+    done = rng.random((12, n_envs)) < np.linspace(0, 1, n_envs)
     expected = delayed(xs, done, k_steps, np.full(2, -1, np.int32))
     state = module.initialize_state(n_envs, key=getkey())
+    unroll = jax.jit(module.unroll)
+    scan = jax.jit(lambda state, xs, done: StatefulModule.unroll(module, state, xs, done))
     outputs = []
-    for part in (slice(0, 3), slice(3, 7), slice(7, None)):
-        out = module.unroll(state, jnp.asarray(xs[part]), jnp.asarray(done[part]))
-        scanned = StatefulModule.unroll(
-            module, state, jnp.asarray(xs[part]), jnp.asarray(done[part])
-        )
-        assert_same(out.next_state, scanned.next_state)
+    for part in (slice(0, 3), slice(3, 4), slice(4, 12)):
+        out = unroll(state, xs[part], done[part])
+        assert_same(out.next_state, scan(state, xs[part], done[part]).next_state)
         outputs.append(out.output)
         state = out.next_state
     np.testing.assert_array_equal(np.concatenate(outputs), expected)
@@ -92,10 +95,11 @@ def test_leaves_keep_their_dtype_and_the_structure_of_the_input(getkey):
         "pixels": jnp.full((2, 2, 2), 250, jnp.uint8),
         "pair": Observation(jnp.full((2, 3), 0.5), jnp.array([False, True])),
     }
-    first = module(state, x)
+    step = jax.jit(module)
+    first = step(state, x)
     ones = jax.tree.map(jnp.ones_like, x)
     assert_same(first.output, ones)
-    assert_same(module(first.next_state, ones).output, x)
+    assert_same(step(first.next_state, ones).output, x)
     assert isinstance(first.output["pair"], Observation)
 
 
@@ -114,7 +118,7 @@ def test_delayed_gradients_reach_the_inputs(getkey):
     def loss(xs):
         return jnp.sum(weights[:, None] * module.unroll(state, xs, done).output)
 
-    gradient = jax.grad(loss)(jnp.ones((5, 1), jnp.float32))
+    gradient = jax.jit(jax.grad(loss))(jnp.ones((5, 1), jnp.float32))
     np.testing.assert_array_equal(gradient[:, 0], [3.0, 0.0, 0.0, 0.0, 0.0])
 
 
@@ -155,14 +159,14 @@ def test_wrong_inputs_are_refused(sequence, getkey):
     def run(**leaves):
         x = {name: jnp.zeros((*lead, *shape), dtype) for name, (shape, dtype) in leaves.items()}
         if sequence:
-            return module.unroll(state, x, jnp.zeros(lead, jnp.bool_))
-        return module(state, x)
+            return jax.eval_shape(module.unroll, state, x, jnp.zeros(lead, jnp.bool_))
+        return jax.eval_shape(module, state, x)
 
     good = {"a": ((3,), jnp.float32), "b": ((), jnp.int32)}
     run(**good)
     with pytest.raises(ValueError, match=r"`Delay`.*\[B, 3\]"):
         run(**good | {"a": ((2,), jnp.float32)})
-    with pytest.raises(ValueError, match="int32.*float32"):
+    with pytest.raises(ValueError, match=r"int32.*float32"):
         run(**good | {"b": ((), jnp.float32)})
     with pytest.raises(ValueError, match=r"missing \[\"\['b'\]\"\]"):
         run(a=good["a"])
@@ -174,7 +178,7 @@ def test_a_normalizer_behind_it_learns_the_delayed_signal(getkey):
     network = Sequential([Delay(jnp.zeros(1), 2), Normalizer(1)])
     state = network.initialize_state(1, key=getkey())
     xs = jnp.arange(1.0, 6.0, dtype=jnp.float32)[:, None, None]
-    out = network.unroll(state, xs, jnp.zeros((5, 1), jnp.bool_))
+    out = eqx.filter_jit(network.unroll)(state, xs, jnp.zeros((5, 1), jnp.bool_))
     seen = np.array([0.0, 0.0, 1.0, 2.0, 3.0])
     learned = network.update_statistics(out.rollout_extras)[1]
     np.testing.assert_allclose(learned.mean, [seen.mean()], rtol=1e-6)

@@ -1,3 +1,5 @@
+import itertools
+
 import equinox as eqx
 import jax
 import jax.numpy as jnp
@@ -22,16 +24,18 @@ def with_biases(module, seed=0):
     """A module whose biases are not zero, so that forgetting them shows."""
     rng = np.random.default_rng(seed)
     return jax.tree.map(
-        lambda leaf: jnp.asarray(rng.normal(size=leaf.shape), leaf.dtype)
-        if eqx.is_array(leaf) and leaf.ndim == 1
-        else leaf,
+        lambda leaf: (
+            jnp.asarray(rng.normal(size=leaf.shape), leaf.dtype)
+            if eqx.is_array(leaf) and leaf.ndim == 1
+            else leaf
+        ),
         module,
     )
 
 
 def test_lstm_equals_the_cell_of_equinox(getkey):
-    module = with_biases(LSTM(3, 8, key=getkey()))
-    hidden, cell, x = normal(1, 5, 8), normal(2, 5, 8), normal(3, 5, 3)
+    module = with_biases(LSTM(3, 4, key=getkey()))
+    hidden, cell, x = normal(1, 5, 4), normal(2, 5, 4), normal(3, 5, 3)
     out = module(LSTMState(hidden, cell), x)
     expected = jax.vmap(module.cell)(x, (hidden, cell))
     np.testing.assert_allclose(out.output, expected[0], rtol=1e-5, atol=1e-6)
@@ -40,9 +44,9 @@ def test_lstm_equals_the_cell_of_equinox(getkey):
 
 
 def test_gru_equals_the_cell_of_equinox(getkey):
-    module = with_biases(GRU(3, 8, key=getkey()))
+    module = with_biases(GRU(3, 4, key=getkey()))
     assert np.abs(module.cell.bias_n).min() > 0
-    hidden, x = normal(1, 5, 8), normal(3, 5, 3)
+    hidden, x = normal(1, 5, 4), normal(3, 5, 3)
     out = module(hidden, x)
     expected = jax.vmap(module.cell)(x, hidden)
     np.testing.assert_allclose(out.output, expected, rtol=1e-5, atol=1e-6)
@@ -50,8 +54,8 @@ def test_gru_equals_the_cell_of_equinox(getkey):
 
 
 def test_lstm_equals_numpy(getkey):
-    module = with_biases(LSTM(2, 3, key=getkey()))
-    hidden, cell, x = normal(1, 4, 3), normal(2, 4, 3), normal(3, 4, 2)
+    module = with_biases(LSTM(3, 4, key=getkey()))
+    hidden, cell, x = normal(1, 5, 4), normal(2, 5, 4), normal(3, 5, 3)
     weights = module.cell
     gates = x @ weights.weight_ih.T + hidden @ weights.weight_hh.T + weights.bias[None]
     i, f, g, o = np.split(np.float64(gates), 4, axis=1)
@@ -62,7 +66,7 @@ def test_lstm_equals_numpy(getkey):
 
 
 @BOTH
-@pytest.mark.parametrize("sizes", [(3, 8), (8, 8), (8, 3)])
+@pytest.mark.parametrize("sizes", [(3, 8), (8, 8)])
 @pytest.mark.parametrize("batch", [1, 4])
 def test_state_is_hidden_then_cell_of_the_hidden_size(layer, sizes, batch, getkey):
     module = layer(*sizes, key=getkey())
@@ -92,7 +96,9 @@ def test_starts_from_zeros(layer, getkey):
 def test_a_trained_initial_state_is_where_episodes_start(layer, getkey):
     module = with_initial_state(layer(3, 4, trainable_initial_state=True, key=getkey()))
     start = module.initialize_state(2, key=getkey())
-    for leaf, row in zip(jax.tree.leaves(start), jax.tree.leaves(module.initial_state), strict=True):
+    for leaf, row in zip(
+        jax.tree.leaves(start), jax.tree.leaves(module.initial_state), strict=True
+    ):
         np.testing.assert_array_equal(leaf, np.stack([row, row]))
         assert np.abs(row).min() > 0
     used = module(start, normal(0, 2, 3)).next_state
@@ -116,30 +122,30 @@ def test_a_trained_initial_state_is_trained(layer, getkey):
         return jnp.sum(jnp.square(changed.unroll(start, xs, done).output))
 
     gradient = jax.grad(loss)(module.initial_state)
-    along = jax.tree.map(lambda leaf: jnp.cos(jnp.arange(4, dtype=jnp.float32)), gradient)
+    along = jnp.cos(jnp.arange(4, dtype=jnp.float32))
 
     def moved(step):
-        return loss(jax.tree.map(lambda leaf, d: leaf + step * d, module.initial_state, along))
+        return loss(jax.tree.map(lambda leaf: leaf + step * along, module.initial_state))
 
     numerical = (moved(jnp.float32(1e-2)) - moved(jnp.float32(-1e-2))) / 2e-2
-    analytic = sum(jnp.vdot(g, d) for g, d in zip(*map(jax.tree.leaves, (gradient, along))))
+    analytic = sum(jnp.vdot(leaf, along) for leaf in jax.tree.leaves(gradient))
     assert abs(float(analytic)) > 1e-2
     np.testing.assert_allclose(analytic, numerical, rtol=1e-2)
 
 
 @BOTH
 def test_starts_orthogonal_per_gate_with_zero_biases(layer, getkey):
-    module = layer(6, 5, key=getkey())
+    module = layer(3, 8, key=getkey())
     recurrent = np.asarray(module.cell.weight_hh)
-    gates = np.split(recurrent, len(recurrent) // 5)
+    gates = np.split(recurrent, len(recurrent) // 8)
     assert len(gates) == (4 if layer is LSTM else 3)
     for gate in gates:
-        np.testing.assert_allclose(gate @ gate.T, np.eye(5), atol=1e-5)
-    assert all(np.abs(a - b).max() > 1e-3 for a, b in zip(gates, gates[1:], strict=False))
+        np.testing.assert_allclose(gate @ gate.T, np.eye(8), atol=1e-5)
+    assert all(np.abs(a - b).max() > 1e-3 for a, b in itertools.pairwise(gates))
     biases = [leaf for leaf in jax.tree.leaves(module) if leaf.ndim == 1]
     assert biases
     assert not any(np.any(bias) for bias in biases)
-    inputs = np.asarray(layer(48, 40, key=getkey()).cell.weight_ih)
+    inputs = np.asarray(layer(48, 8, key=getkey()).cell.weight_ih)
     assert np.abs(inputs).max() <= np.sqrt(3 / 48)
     assert inputs.var() == pytest.approx(1 / 48, rel=0.1)
 
@@ -160,21 +166,21 @@ def test_wrong_input_names_the_layer_and_both_sizes(layer, shape, getkey):
 @pytest.mark.parametrize("built_for", [(1, 8), (2, 7)])
 def test_wrong_state_names_the_layer_and_both_sizes(layer, sequence, built_for, getkey):
     """A batch of one would broadcast; a wrong width would fail inside a gate."""
-    batch, hidden = built_for
     module = layer(3, 8, key=getkey())
-    state = layer(3, hidden, key=getkey()).initialize_state(batch, key=getkey())
+    state = module.initialize_state(2, key=getkey())
+    state = jax.tree.map(lambda leaf: jnp.zeros(built_for), state)
+    args = (state, jnp.zeros((2, 3)))
+    if sequence:
+        args = (state, jnp.zeros((4, 2, 3)), jnp.zeros((4, 2), jnp.bool_))
     with pytest.raises(ValueError, match=f"`{layer.__name__}` expected its state") as info:
-        if sequence:
-            module.unroll(state, jnp.zeros((4, 2, 3)), jnp.zeros((4, 2), jnp.bool_))
-        else:
-            module(state, jnp.zeros((2, 3)))
+        (module.unroll if sequence else module)(*args)
     assert "[2, 8]" in str(info.value)
     assert str(list(built_for)) in str(info.value)
 
 
 @BOTH
 def test_errors_name_the_place_in_the_network(layer, getkey):
-    network = Sequential([layer(3, 8, key=getkey()), layer(3, 8, key=getkey())])
+    network = Sequential([layer(3, 4, key=getkey()), layer(3, 4, key=getkey())])
     state = network.initialize_state(2, key=getkey())
     with pytest.raises(ValueError, match=f"`{layer.__name__}` expected") as info:
         network(state, jnp.zeros((2, 3)))

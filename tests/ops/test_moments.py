@@ -128,6 +128,14 @@ def test_features_of_any_rank_and_size():
         assert int(got.count) == 7
 
 
+@pytest.mark.parametrize("shape", [(4, 1), (4, 3), (4,), (4, 2, 2)])
+def test_samples_do_not_broadcast_against_the_moments(shape):
+    with pytest.raises(
+        ValueError, match=r"samples of feature shape .* for moments of shape \(2,\)"
+    ):
+        merge_moments(new_moments((2,)), jnp.zeros(shape))
+
+
 @pytest.mark.parametrize("count", [2**24, 2**32 - 100, 2**45])
 def test_the_variance_does_not_drift_once_the_count_outgrows_float32(count):
     """A sum of squares would stop growing while the count goes on."""

@@ -26,7 +26,8 @@ class EvalResult(NamedTuple):
     - `returns`: undiscounted sums of rewards, one float32 `[B]` array per reward.
     - `lengths`: steps until the episode ended, int32.
     - `finished`: whether it ended within the allowed length.
-    - `metrics`: means over each episode's steps, in the structure of the transition's metrics.
+    - `metrics`: means over each episode's valid steps, in the structure of the transition's
+        metrics.
     """
 
     returns: Tree
@@ -76,6 +77,7 @@ def eval_rollout(
         jnp.zeros((), jnp.int32),
         state,
         jnp.ones(n_envs, jnp.bool_),
+        jnp.zeros(n_envs, jnp.int32),
         EvalResult(
             zeros.rewards,
             jnp.zeros(n_envs, jnp.int32),
@@ -85,11 +87,11 @@ def eval_rollout(
     )
 
     def running(carry):
-        time, _, alive, _ = carry
+        time, _, alive, _, _ = carry
         return (time < max_episode_length) & jnp.any(alive)
 
     def step(carry):
-        time, state, alive, result = carry
+        time, state, alive, n_counted, result = carry
         state, transition, _ = advance(stepper, state, jax.random.fold_in(step_key, time))
         counts = alive & transition.valid
         result = EvalResult(
@@ -98,10 +100,11 @@ def eval_rollout(
             finished=result.finished | (alive & transition.done),
             metrics=_accumulate(result.metrics, transition.metrics, counts),
         )
-        return time + 1, state, alive & ~transition.done, result
+        n_counted = n_counted + counts.astype(jnp.int32)
+        return time + 1, state, alive & ~transition.done, n_counted, result
 
-    *_, result = jax.lax.while_loop(running, step, start)
-    steps = jnp.maximum(result.lengths, 1).astype(jnp.float32)
+    *_, n_counted, result = jax.lax.while_loop(running, step, start)
+    steps = jnp.maximum(n_counted, 1).astype(jnp.float32)
     means = jax.tree.map(lambda total: total / expand_to(steps, total), result.metrics)
     return result._replace(metrics=means)
 

@@ -120,13 +120,14 @@ def new_training_state(
     """
     keys = jax.random.split(as_key(key), 5)
     optimizer = make_optimizer(config, optimizer)
+    arrays, remainder = split_network(network)
+    network = join_network(arrays, remainder)  # without NumPy arrays
     network_state = network.initialize_state(config.n_envs, key=keys[0])
     batched = batched_env(env, network, network_state, config.n_envs)
     env_state, reset_state = config.reset_strategy.start(batched, config.n_envs, keys[1])
     if isinstance(env, SupportsStagger):
         env_state = batched.map(env.stagger, env_state, jax.random.split(keys[2], config.n_envs))
     _check_fit(network, network_state, env_state, config)
-    arrays, remainder = split_network(network)
     return TrainingState(
         arrays=jax.tree.map(jnp.copy, arrays),
         optimizer_state=optimizer.init(eqx.filter(network, trainable(network))),

@@ -54,7 +54,7 @@ def update(
         return ppo_loss(eqx.combine(params, rest), batch, config)
 
     def step(carry, index):
-        params, optimizer_state, skipped = carry
+        params, optimizer_state = carry
         grads, metrics = jax.grad(loss_of, has_aux=True)(params, _take(samples, index, config))
         if LoggingLevel.GRAD_NORM in config.logging_level:
             metrics["grad_norm"] = global_norm(grads)
@@ -66,12 +66,12 @@ def update(
             (optax.apply_updates(params, updates), new_optimizer_state),
             (params, optimizer_state),
         )
-        return (params, optimizer_state, skipped + (~finite).astype(jnp.uint32)), metrics
+        return (params, optimizer_state), (finite, metrics)
 
-    start = (params, optimizer_state, jnp.zeros((), jnp.uint32))
-    (params, optimizer_state, skipped), metrics = jax.lax.scan(
-        step, start, minibatch_indices(config, key)
+    (params, optimizer_state), (finite, metrics) = jax.lax.scan(
+        step, (params, optimizer_state), minibatch_indices(config, key)
     )
+    skipped = jnp.sum(~finite, dtype=jnp.uint32)
     return Updated(eqx.combine(params, rest), optimizer_state, skipped, metrics)
 
 

@@ -6,6 +6,7 @@ that all environments share. `EnvSpec` fixes the layout once, and `BatchedEnv` m
 environment over a batch in that layout.
 """
 
+import math
 from collections.abc import Callable
 from typing import NamedTuple, final
 
@@ -42,6 +43,20 @@ class EnvSpec(NamedTuple):
         return jax.tree.unflatten(self.treedef, leaves)
 
 
+class PackedStates(NamedTuple):
+    """States of many environments, row by row.
+
+    A physics state has some hundred small leaves. Indexing them one by one costs as many
+    operations, and as many kernels to compile; a table per dtype costs one.
+
+    - `tables`: one `[N, width]` array per dtype.
+    - `shared`: the leaves without an env axis, `None` for the others.
+    """
+
+    tables: list[Array]
+    shared: list[Array | None]
+
+
 def env_spec(env: Env, act: Callable[[Tree], Tree]) -> EnvSpec:
     """Finds the state layout of `env` by tracing `reset` and `step` once.
 
@@ -59,11 +74,8 @@ def env_spec(env: Env, act: Callable[[Tree], Tree]) -> EnvSpec:
     """
     spec = _trace(env.reset, jax.eval_shape(lambda: jax.random.key(0)))
     action = act(jax.eval_shape(lambda leaves: spec.unflatten(leaves).obs, spec.leaves))
-    for _ in range(3):  # a promoted dtype may promote others in turn
-        joined = _after_step(env, spec, action)
-        if joined == spec:
-            break
-        spec = joined
+    while (joined := _after_step(env, spec, action)) != spec:
+        spec = joined  # a promoted dtype may promote others in turn
     return spec
 
 
@@ -104,6 +116,35 @@ class BatchedEnv:
     def axes(self, state: EnvState, batch: int) -> tuple[bool, ...]:
         """Which leaves of a batched state have an env axis."""
         return env_axes(state, batch, self.spec.leaves)
+
+    def pack(self, state: EnvState, n_rows: int) -> "PackedStates":
+        """A batch of states as one table per dtype, which is cheap to index by row."""
+        axes = self.axes(state, n_rows)
+        leaves = jax.tree.leaves(state)
+        tables = {}
+        for leaf, expected, has_axis in zip(leaves, self.spec.leaves, axes, strict=True):
+            if has_axis:
+                tables.setdefault(expected.dtype, []).append(leaf.reshape(n_rows, -1))
+        shared = [None if has_axis else leaf for leaf, has_axis in zip(leaves, axes, strict=True)]
+        return PackedStates([jnp.concatenate(parts, axis=1) for parts in tables.values()], shared)
+
+    def unpack(self, packed: "PackedStates") -> EnvState:
+        """Undoes `pack`, for as many rows as the tables have."""
+        # By the layout's dtypes: a table of keys may be of another implementation.
+        packs = zip(self.spec.leaves, packed.shared, strict=True)
+        dtypes = dict.fromkeys(expected.dtype for expected, shared in packs if shared is None)
+        tables = dict(zip(dtypes, packed.tables, strict=True))
+        used = dict.fromkeys(tables, 0)
+        leaves = []
+        for expected, shared in zip(self.spec.leaves, packed.shared, strict=True):
+            if shared is not None:
+                leaves.append(shared)
+                continue
+            table, start = tables[expected.dtype], used[expected.dtype]
+            stop = start + math.prod(expected.shape)
+            used[expected.dtype] = stop
+            leaves.append(table[:, start:stop].reshape(table.shape[0], *expected.shape))
+        return self.spec.unflatten(leaves)
 
     def canonicalize(self, state: EnvState) -> EnvState:
         """A batched state from elsewhere, such as `jax.vmap(env.reset)`, in this layout."""

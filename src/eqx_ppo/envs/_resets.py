@@ -13,9 +13,8 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Int32, Key
 
-from eqx_ppo._tree import put_rows, take_rows
 from eqx_ppo._typing import EnvState, Tree
-from eqx_ppo.envs._batched import BatchedEnv
+from eqx_ppo.envs._batched import BatchedEnv, PackedStates
 
 
 class ResetStrategy(abc.ABC):
@@ -77,7 +76,7 @@ class CachedReset(ResetStrategy):
 class PoolState(NamedTuple):
     """A ring of fresh states: the next `available` ones, from `head` on, are undealt."""
 
-    states: Tree
+    states: PackedStates
     head: Int32[Array, ""]
     available: Int32[Array, ""]
 
@@ -109,14 +108,13 @@ class PooledReset(ResetStrategy):
     def start(self, env: BatchedEnv, n_envs: int, key: Key[Array, ""]) -> tuple[EnvState, Tree]:
         """One reset per environment and per place in the pool, in one batch."""
         capacity, _ = self._sizes(n_envs)
-        states = env.reset(jax.random.split(key, n_envs + capacity))
-        axes = env.axes(states, n_envs + capacity)
+        states = env.pack(env.reset(jax.random.split(key, n_envs + capacity)), n_envs + capacity)
         pool = PoolState(
-            take_rows(states, n_envs + jnp.arange(capacity), axes),
+            _rows(states, n_envs + jnp.arange(capacity)),
             head=jnp.zeros((), jnp.int32),
             available=jnp.full((), capacity, jnp.int32),
         )
-        return take_rows(states, jnp.arange(n_envs), axes), pool
+        return env.unpack(_rows(states, jnp.arange(n_envs))), pool
 
     def deal(
         self, env: BatchedEnv, state: PoolState, done: Bool[Array, " B"], key: Key[Array, ""]
@@ -124,20 +122,24 @@ class PooledReset(ResetStrategy):
         """The next undealt states, in the order of the environments that are done."""
         capacity, refill = self._sizes(done.shape[0])
         wanted = jnp.sum(done, dtype=jnp.int32)
-        axes = env.axes(state.states, capacity)
 
         def short(pool: PoolState) -> Bool[Array, ""]:
             return pool.available < wanted
 
         def add(pool: PoolState) -> PoolState:
             keys = jax.random.split(jax.random.fold_in(key, pool.available), refill)
-            places = (pool.head + pool.available + jnp.arange(refill)) % capacity
-            states = put_rows(pool.states, places, env.reset(keys), axes)
+            new = env.pack(env.reset(keys), refill)
+            places = (pool.head + pool.available + jnp.arange(refill, dtype=jnp.int32)) % capacity
+            tables = [
+                table.at[places].set(rows)
+                for table, rows in zip(pool.states.tables, new.tables, strict=True)
+            ]
+            states = pool.states._replace(tables=tables)
             return PoolState(states, pool.head, pool.available + refill)
 
         pool = jax.lax.while_loop(short, add, state)
         rank = jnp.where(done, jnp.cumsum(done, dtype=jnp.int32) - 1, 0)
-        dealt = take_rows(pool.states, (pool.head + rank) % capacity, axes)
+        dealt = env.unpack(_rows(pool.states, (pool.head + rank) % capacity))
         head = (pool.head + wanted) % capacity
         return dealt, PoolState(pool.states, head, pool.available - wanted)
 
@@ -151,3 +153,7 @@ class PooledReset(ResetStrategy):
             )
         refill = max(1, size // 8) if self.refill is None else self.refill
         return size + refill, refill
+
+
+def _rows(states: PackedStates, index: Int32[Array, " N"]) -> PackedStates:
+    return states._replace(tables=[table[index] for table in states.tables])

@@ -7,7 +7,7 @@ import jax.numpy as jnp
 from jaxtyping import Array
 
 from eqx_ppo._typing import Tree
-from eqx_ppo.networks._container import Call, Container
+from eqx_ppo.networks._container import Call, Child, Container
 from eqx_ppo.networks._module import StatefulModule
 from eqx_ppo.networks._samplers import Sample
 
@@ -37,7 +37,7 @@ class PPOAdapter(Container):
     ```
     """
 
-    def __init__(self, action: StatefulModule, value: StatefulModule):
+    def __init__(self, action: Child, value: Child):
         """**Arguments:**
 
         - `action`: outputs a `Sample`, or a tree of them (one per part of a structured

@@ -6,7 +6,7 @@ sequence. See `Container`.
 
 import abc
 from collections.abc import Callable, Mapping
-from typing import Self, TypeVar, final
+from typing import TYPE_CHECKING, Self, TypeAlias, TypeVar, final
 
 import equinox as eqx
 import jax
@@ -20,6 +20,12 @@ from eqx_ppo.networks._errors import at_path, check_lead
 from eqx_ppo.networks._module import StatefulModule, StatefulModuleOutput
 
 _Value = TypeVar("_Value")
+
+if TYPE_CHECKING:
+    Child: TypeAlias = StatefulModule
+else:
+    # Checked by `Container`, whose message names the child and the way out.
+    Child: TypeAlias = object
 
 
 class Container(StatefulModule):
@@ -45,7 +51,7 @@ class Container(StatefulModule):
     names: tuple[str, ...] = eqx.field(static=True)
     modules: tuple[StatefulModule, ...]
 
-    def __init__(self, children: Mapping[str, StatefulModule]):
+    def __init__(self, children: Mapping[str, Child]):
         """**Arguments:**
 
         - `children`: names to modules, in order.

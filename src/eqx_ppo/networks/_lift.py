@@ -48,4 +48,8 @@ class Lift(StatelessModule):
 
 
 def _is_refused(node: object) -> bool:
-    return isinstance(node, eqx.nn.StateIndex | eqx.nn.StatefulLayer | eqx.nn.Dropout)
+    if isinstance(node, eqx.nn.StatefulLayer):
+        return node.is_stateful()  # an `eqx.nn.Sequential` is, or is not, by what it contains
+    if isinstance(node, eqx.nn.Dropout):
+        return not (isinstance(node.p, int | float) and node.p == 0)
+    return isinstance(node, eqx.nn.StateIndex)

@@ -19,8 +19,7 @@ from eqx_ppo._tree import merge_time, split_time, tree_where
 from eqx_ppo._typing import Extras, KeyLike, Metrics, State, TimeBatchTree, Tree
 from eqx_ppo.networks._frozen import holds_statistics
 
-
-_BATCHABLE = "threefry2x32"
+_BATCHABLE = "threefry2x32"  # the generator whose `vmap` equals a loop
 
 
 class StatefulModuleOutput(NamedTuple):

@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from typing import final
 
 from eqx_ppo._typing import Tree
-from eqx_ppo.networks._container import Call, Container
+from eqx_ppo.networks._container import Call, Child, Container
 from eqx_ppo.networks._module import StatefulModule
 
 
@@ -17,9 +17,7 @@ class Parallel(Container):
     ```
     """
 
-    def __init__(
-        self, children: Mapping[str, StatefulModule] | None = None, /, **named: StatefulModule
-    ):
+    def __init__(self, children: Mapping[str, Child] | None = None, /, **named: Child):
         """**Arguments:**
 
         - `children`, or keywords: names to modules, in order.

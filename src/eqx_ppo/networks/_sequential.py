@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from typing import TypeVar, final
 
 from eqx_ppo._typing import Tree
-from eqx_ppo.networks._container import Call, Container
+from eqx_ppo.networks._container import Call, Child, Container
 from eqx_ppo.networks._module import StatefulModule
 
 _Value = TypeVar("_Value")
@@ -18,7 +18,7 @@ class Sequential(Container):
     sequence is the identity.
     """
 
-    def __init__(self, layers: Sequence[StatefulModule]):
+    def __init__(self, layers: Sequence[Child]):
         """**Arguments:**
 
         - `layers`: the modules, first to last.

@@ -42,9 +42,16 @@ def merge_moments(moments: Moments, samples: Shaped[Array, "N *feat"]) -> Moment
     - `moments`: the moments so far.
     - `samples`: one row per sample; integers and booleans are taken as numbers.
 
+    **Raises:** `ValueError` for samples of another feature shape than the moments.
+
     **Source:** Chan, Golub and LeVeque, "Updating Formulae and a Pairwise Algorithm for
     Computing Sample Variances" (1979), equations 2.1.
     """
+    if samples.shape[1:] != moments.mean.shape:
+        raise ValueError(
+            f"`merge_moments` got samples of feature shape {samples.shape[1:]} for moments of "
+            f"shape {moments.mean.shape}. Give one row of features per sample: [N, *feat]."
+        )
     samples = samples.astype(jnp.float32)
     valid = jnp.isfinite(samples).all(axis=tuple(range(1, samples.ndim)))
     n_batch = jnp.sum(valid)

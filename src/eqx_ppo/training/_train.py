@@ -124,7 +124,7 @@ def _compile(
         return jax.tree.map(jnp.copy, state)
 
     def iterate(state, count):
-        _, metrics = jax.eval_shape(step, state)
+        metrics = jax.eval_shape(lambda state: step(state)[1], state)
         history = jax.tree.map(
             lambda leaf: jnp.zeros((ppo.iterations_per_call, *leaf.shape), leaf.dtype), metrics
         )

@@ -1,0 +1,472 @@
+"""A batch of environments in one fixed layout: dtypes, shared leaves, records of any kind."""
+
+import dataclasses
+from typing import NamedTuple
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jaxtyping import Array, Float
+
+from eqx_ppo.algorithms import eval_rollout, unroll_env
+from eqx_ppo.envs import (
+    BatchedEnv,
+    CachedReset,
+    EpisodeWrapper,
+    FreshReset,
+    PooledReset,
+    State,
+    env_spec,
+)
+from tests.algorithms.common import assert_same, compiled, numbers, small_config
+from tests.envs.registry import CASES
+from tests.helpers.networks import DICT, CountingPolicy, heads
+
+every_env = pytest.mark.parametrize(("env", "action"), list(CASES.values()), ids=list(CASES))
+
+
+def batched(env, action):
+    return BatchedEnv(env, env_spec(env, lambda obs: action))
+
+
+ACTION = jax.ShapeDtypeStruct((1,), jnp.float32)
+
+
+def keys(n, seed=0):
+    return jax.random.split(jax.random.key(seed), n)
+
+
+# --- Every environment ----------------------------------------------------------------------
+
+
+@every_env
+def test_batch_equals_single_environments(env, action):
+    envs = batched(env, action)
+    state = jax.jit(envs.reset)(keys(3))
+    singles = [env.reset(key) for key in keys(3)]
+    actions = jax.tree.map(lambda leaf: jnp.stack([leaf, 0.5 * leaf, -leaf]), action)
+    step = jax.jit(envs.step)
+    for _ in range(3):
+        for left, right in zip(
+            jax.tree.leaves(state),
+            jax.tree.leaves(jax.tree.map(lambda *rows: jnp.stack(rows), *singles)),
+            strict=True,
+        ):
+            assert left.dtype == right.dtype
+            assert not left.weak_type
+            np.testing.assert_allclose(numbers(left), numbers(right), rtol=1e-5, atol=1e-6)
+        state = step(state, actions)
+        singles = [
+            env.step(single, jax.tree.map(lambda leaf, at=index: leaf[at], actions))
+            for index, single in enumerate(singles)
+        ]
+    assert step._cache_size() == 1
+
+
+@every_env
+def test_layout_is_hashable(env, action):
+    first, second = (env_spec(env, lambda obs: action) for _ in range(2))
+    assert first == second
+    assert hash(first) == hash(second)
+    state = env.reset(jax.random.key(0))
+    assert_same(first.unflatten(first.flatten(state)), state)
+
+
+def test_act_sees_one_abstract_observation():
+    seen = []
+
+    def act(obs):
+        seen.append(obs)
+        return {"arm": jax.ShapeDtypeStruct((2,), jnp.float32), "leg": ACTION}
+
+    env_spec(DICT, act)
+    assert jax.tree.map(lambda leaf: leaf.shape, seen) == [{"goal": (2,), "proprio": (3,)}]
+
+
+# --- Dtypes ---------------------------------------------------------------------------------
+
+
+class Loose:
+    """What users write: Python numbers in `reset`, other dtypes and weak types in `step`."""
+
+    def reset(self, key):
+        info = {"steps": 0, "truncation": 0}
+        return State(jnp.zeros(2), 0, False, info, {"speed": 0}, jax.random.bits(key, (), "uint8"))
+
+    def step(self, state, action):
+        steps = state.info["steps"] + 1
+        info = {"steps": steps, "truncation": jnp.where(steps > 2, 1.0, 0.0)}
+        return State(
+            state.obs + action[0],
+            state.reward + 0.5,
+            jnp.float32(0.0),
+            info,
+            {"speed": jnp.float32(0.25)},
+            state.data,
+        )
+
+
+def test_dtypes_hold_reset_and_step():
+    with jax.numpy_dtype_promotion("standard"):
+        envs = batched(Loose(), ACTION)
+        state = jax.jit(envs.reset)(keys(3))
+        step = jax.jit(envs.step)
+        assert state.reward.dtype == state.done.dtype == state.metrics["speed"].dtype == "float32"
+        assert state.info["steps"].dtype == "int32"
+        assert state.info["truncation"].dtype == "float32"
+        assert state.data.dtype == "uint8"
+        for time in range(1, 4):
+            state = step(state, jnp.ones((3, 1)))
+            np.testing.assert_array_equal(state.reward, [0.5 * time] * 3)
+            np.testing.assert_array_equal(state.metrics["speed"], [0.25] * 3)
+            np.testing.assert_array_equal(state.info["steps"], [time] * 3)
+        assert step._cache_size() == 1
+        assert not any(leaf.weak_type for leaf in jax.tree.leaves(state))
+        assert all(leaf.shape[0] == 3 for leaf in jax.tree.leaves(state))
+
+
+def test_rewards_are_not_truncated_in_a_rollout():
+    with jax.numpy_dtype_promotion("standard"):
+        state = jax.vmap(Loose().reset)(keys(2))
+        _, last, transitions = unroll_env(
+            Loose(), state, CountingPolicy(), jnp.zeros(2), 4, jax.random.key(0)
+        )
+    np.testing.assert_array_equal(transitions.rewards[:, 0], [0.5, 1.0, 1.5, 0.5])
+    np.testing.assert_array_equal(transitions.truncated[:, 0], [False, False, True, False])
+    assert last.reward.dtype == jnp.float32
+
+
+class Chain:
+    """A dtype that spreads by one field per step."""
+
+    def reset(self, key):
+        return State(jnp.zeros(1), 0.0, False, {}, {}, (jnp.int32(0),) * 6)
+
+    def step(self, state, action):
+        return state.replace(data=(jnp.float32(0.5), *state.data[:-1]))
+
+
+def test_dtypes_that_spread_over_steps():
+    with jax.numpy_dtype_promotion("standard"):
+        envs = batched(Chain(), ACTION)
+        state = envs.reset(keys(1))
+        assert {leaf.dtype for leaf in state.data} == {jnp.dtype("float32")}
+        for _ in range(6):
+            state = envs.step(state, jnp.zeros((1, 1)))
+    np.testing.assert_array_equal(jnp.stack(state.data), np.full((6, 1), 0.5))
+
+
+# --- Reset and step disagree ----------------------------------------------------------------
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Disagreeing:
+    reset_info: tuple[str, ...]
+    step_info: tuple[str, ...]
+    size: int = 2
+
+    def reset(self, key):
+        info = {name: jnp.zeros(()) for name in self.reset_info}
+        return State(jnp.zeros(2), jnp.zeros(()), jnp.array(False), info, {})
+
+    def step(self, state, action):
+        info = {name: jnp.zeros(()) for name in self.step_info}
+        return state.replace(obs=jnp.zeros(self.size), info=info)
+
+
+def test_structure_mismatch_names_the_keys():
+    env = Disagreeing(("command", "phase"), ("phase", "energy"))
+    message = (
+        r"lacks \[\"\.info\['command'\]\"\] and adds \[\"\.info\['energy'\]\"\].*"
+        r"Put every key of `info` and `metrics` into `reset` too"
+    )
+    with pytest.raises(ValueError, match=message):
+        batched(env, ACTION)
+    state = jax.vmap(env.reset)(keys(2))
+    with pytest.raises(ValueError, match="lacks"):
+        unroll_env(env, state, CountingPolicy(), jnp.zeros(2), 2, jax.random.key(0))
+
+
+def test_only_added_keys():
+    with pytest.raises(ValueError, match=r"lacks nothing and adds \[\"\.info\['energy'\]\"\]"):
+        batched(Disagreeing((), ("energy",)), ACTION)
+
+
+def test_shape_mismatch_names_the_leaf():
+    with pytest.raises(ValueError, match=r"`\.obs`.* shape \(2,\) after `reset` but \(3,\)"):
+        batched(Disagreeing((), (), size=3), ACTION)
+
+
+def test_states_of_another_layout():
+    envs = batched(Disagreeing(("a",), ("a",)), ACTION)
+    other = batched(Disagreeing(("b",), ("b",)), ACTION).reset(keys(2))
+    with pytest.raises(ValueError, match=r"lacks \[\"\.info\['a'\]\"\] and adds"):
+        envs.canonicalize(other)
+    state = envs.reset(keys(2))
+    wrong = state.replace(obs=jnp.zeros((2, 5)))
+    message = r"`\.obs` has shape \(2, 5\)\. Expected \(2, 2\).* or \(2,\) \(shared"
+    with pytest.raises(ValueError, match=message):
+        envs.step(envs.canonicalize(wrong), jnp.zeros((2, 1)))
+
+
+def test_canonicalize():
+    """A state from `jax.vmap(env.reset)` gets the dtypes that it lacks."""
+    with jax.numpy_dtype_promotion("standard"):
+        envs = batched(Loose(), ACTION)
+        raw = jax.vmap(Loose().reset)(keys(2))
+        assert raw.reward.dtype == jnp.int32
+        assert_same(envs.canonicalize(raw), envs.reset(keys(2)))
+
+
+# --- Leaves without an env axis (case F1) ---------------------------------------------------
+
+N_ENVS = 4
+
+
+class SharedData(NamedTuple):
+    model: Array  # [7], shared
+    coincidence: Array  # [N_ENVS], shared
+    steps: Array  # scalar
+    rng: Array  # a typed key
+    flag: Array  # a boolean
+    nothing: None
+    empty: Array  # (0,)
+
+
+class Sharing:
+    """Half of its state belongs to all environments together; every step changes that too."""
+
+    def reset(self, key):
+        start_key, rng = jax.random.split(key)
+        data = SharedData(
+            model=jnp.zeros(7, jnp.float32),
+            coincidence=jnp.zeros(N_ENVS, jnp.float32),
+            steps=jnp.zeros((), jnp.int32),
+            rng=rng,
+            flag=jnp.zeros((), jnp.bool_),
+            nothing=None,
+            empty=jnp.zeros((0,), jnp.float32),
+        )
+        obs = {"x": jax.random.uniform(start_key, (3,)), "empty": jnp.zeros((0,), jnp.float32)}
+        return State(obs, jnp.zeros(()), jnp.array(False), {}, {}, data)
+
+    def step(self, state, action):
+        data = state.data
+        data = data._replace(
+            model=data.model + 1.0,
+            coincidence=data.coincidence + 2.0,
+            steps=data.steps + jnp.int32(1),
+            rng=jax.random.fold_in(data.rng, 1),
+            flag=~data.flag,
+        )
+        x = state.obs["x"] + 1.0
+        done = x[0] > 2.5
+        return State({"x": x, "empty": state.obs["empty"]}, x[0], done, {}, {}, data)
+
+
+def shared_state():
+    envs = batched(Sharing(), ACTION)
+    state = envs.reset(keys(N_ENVS))
+    model = jnp.arange(7, dtype=jnp.float32)
+    coincidence = jnp.arange(N_ENVS, dtype=jnp.float32)
+    return envs, state.replace(data=state.data._replace(model=model, coincidence=coincidence))
+
+
+def test_which_leaves_have_an_env_axis():
+    envs, state = shared_state()
+    axes = dict(zip(envs.spec.paths, envs.axes(state, N_ENVS), strict=True))
+    shared = [path for path, has_axis in axes.items() if not has_axis]
+    assert shared == [".data.model", ".data.coincidence"]
+    # The same states one env axis richer are told apart by their rank, not by their length.
+    assert all(envs.axes(envs.reset(keys(N_ENVS)), N_ENVS))
+
+
+@pytest.mark.parametrize("strategy", [FreshReset(), CachedReset(), PooledReset()], ids=str)
+def test_shared_leaves_in_a_rollout(strategy):
+    """They come from the stepped state whatever ends; the others are reset per environment."""
+    _, state = shared_state()
+    length = 6
+    _, last, transitions = unroll_env(
+        Sharing(),
+        state,
+        CountingPolicy(),
+        jnp.zeros(N_ENVS),
+        length,
+        jax.random.key(1),
+        reset_strategy=strategy,
+    )
+    ends = np.asarray(transitions.done)
+    assert (ends.any(axis=1) & ~ends.all(axis=1)).any()
+    np.testing.assert_array_equal(last.data.model, np.arange(7) + length)
+    np.testing.assert_array_equal(last.data.coincidence, np.arange(N_ENVS) + 2 * length)
+    steps = np.zeros(N_ENVS, int)
+    for row in ends:
+        steps = np.where(row, 0, steps + 1)
+    np.testing.assert_array_equal(last.data.steps, steps)
+    np.testing.assert_array_equal(last.data.flag, steps % 2 == 1)
+    assert last.data.nothing is None
+    assert last.data.empty.shape == (N_ENVS, 0)
+    assert last.obs["empty"].shape == (N_ENVS, 0)
+    assert last.data.rng.shape == (N_ENVS,)
+    assert len(np.unique(numbers(last.data.rng), axis=0)) == N_ENVS
+    # Within an episode `x` rises by one per step, and a new one starts in [0, 1).
+    x = np.asarray(transitions.obs["x"][:, :, 0])
+    np.testing.assert_allclose(x[1:][~ends[:-1]], (x[:-1] + 1)[~ends[:-1]], rtol=1e-6)
+    assert (x[1:][ends[:-1]] < 1).all()
+
+
+def test_shared_leaves_that_depend_on_an_environment_are_refused():
+    class Wrong(Sharing):
+        def step(self, state, action):
+            state = super().step(state, action)
+            return state.replace(data=state.data._replace(model=state.data.model + action[0]))
+
+    envs = BatchedEnv(Wrong(), shared_state()[0].spec)
+    with pytest.raises(ValueError, match="out_axes"):
+        envs.step(shared_state()[1], jnp.zeros((N_ENVS, 1)))
+
+
+@every_env
+def test_packing(env, action):
+    """As tables and back; rows of the tables are the environments."""
+    envs = batched(env, action)
+    state = envs.reset(keys(3))
+    packed = envs.pack(state, 3)
+    assert all(table.shape[0] == 3 for table in packed.tables)
+    assert len({table.dtype for table in packed.tables}) == len(packed.tables)
+    assert_same(envs.unpack(packed), state)
+    order = jnp.array([2, 0])
+    rows = packed._replace(tables=[table[order] for table in packed.tables])
+    assert_same(envs.unpack(rows), jax.tree.map(lambda leaf: leaf[order], state))
+
+
+def test_packing_keeps_shared_leaves_aside():
+    envs, state = shared_state()
+    packed = envs.pack(state, N_ENVS)
+    assert [leaf.shape for leaf in packed.shared if leaf is not None] == [(7,), (N_ENVS,)]
+    assert_same(envs.unpack(packed), state)
+
+
+# --- States of any kind (case I9) -----------------------------------------------------------
+
+
+def check_fields(state):
+    """What a strict record would do in its constructor."""
+    for leaf in (state.obs, state.reward, state.done):
+        if not isinstance(leaf, jax.Array):
+            raise TypeError(f"constructed with {type(leaf).__name__}")
+
+
+@jax.tree_util.register_pytree_with_keys_class
+@dataclasses.dataclass(frozen=True)
+class StrictState:
+    """Like `flax.struct` and `chex`: the constructor runs whenever a tree is put together."""
+
+    obs: Array
+    reward: Array
+    done: Array
+    info: dict
+    metrics: dict
+
+    def __post_init__(self):
+        check_fields(self)
+
+    def replace(self, **changes):
+        return dataclasses.replace(self, **changes)
+
+    def tree_flatten_with_keys(self):
+        names = [field.name for field in dataclasses.fields(self)]
+        children = [(jax.tree_util.GetAttrKey(name), vars(self)[name]) for name in names]
+        return children, None
+
+    @classmethod
+    def tree_unflatten(cls, _, children):
+        return cls(*children)
+
+
+class TupleState(NamedTuple):
+    obs: Array
+    reward: Array
+    done: Array
+    info: dict
+    metrics: dict
+
+
+class AnnotatedState(eqx.Module):
+    obs: Float[Array, " 2"]
+    reward: Float[Array, ""]
+    done: Float[Array, ""]
+    info: dict
+    metrics: dict
+
+    def __check_init__(self):
+        check_fields(self)
+
+
+def flax_state():
+    flax = pytest.importorskip("flax.struct")
+
+    @flax.dataclass
+    class FlaxState:
+        obs: Array
+        reward: Array
+        done: Array
+        info: dict
+        metrics: dict
+
+        def __post_init__(self):
+            check_fields(self)
+
+    return FlaxState
+
+
+KINDS = {
+    "constructor": lambda: StrictState,
+    "NamedTuple": lambda: TupleState,
+    "equinox": lambda: AnnotatedState,
+    "flax": flax_state,
+}
+
+
+class Walk:
+    """Two coordinates; the episode ends where the first leaves [-1, 1]."""
+
+    observation_size = 2
+
+    def __init__(self, kind):
+        self.kind = kind
+
+    def reset(self, key):
+        obs = jax.random.uniform(key, (2,), jnp.float32)
+        zero = jnp.zeros((), jnp.float32)
+        return self.kind(obs, zero, zero, {"truncation": zero}, {"x": zero})
+
+    def step(self, state, action):
+        obs = state.obs + 0.6 * action[0]
+        done = (jnp.abs(obs[0]) > 1.0).astype(jnp.float32)
+        zero = jnp.zeros((), jnp.float32)
+        return self.kind(obs, obs[1], done, {"truncation": zero}, {"x": obs[0]})
+
+
+@pytest.mark.parametrize("kind", KINDS.values(), ids=KINDS)
+def test_states_of_any_kind(kind):
+    """No constructor of a user sees a placeholder; and all kinds give one and the same run."""
+    network = heads(2, 1, jax.random.key(0))
+    config = small_config(learning_rate=1e-2)
+
+    def run(env):
+        env = EpisodeWrapper(env, 3)
+        start, step = compiled(env, network, config)
+        state = start(jax.random.key(1))
+        for _ in range(2):
+            state, _ = step(state)
+        result = eval_rollout(env, network, 2, 5, jax.random.key(2))
+        return state, result.returns
+
+    state, returns = run(Walk(kind()))
+    assert isinstance(state.rollout_state.env_state, kind() if kind is not flax_state else object)
+    expected, expected_returns = run(Walk(State))
+    assert_same(state.arrays, expected.arrays)
+    np.testing.assert_array_equal(returns, expected_returns)
