@@ -272,6 +272,72 @@ def _unused(key):
     return Unused(used=nets.Dense(3, 4, key=keys[1]), spare=spare)
 
 
+def _bottleneck(kind):
+    def build(key):
+        keys = jax.random.split(key)
+        encoder, decoder = nets.Dense(3, 4, key=keys[0]), nets.Dense(2, 3, key=keys[1])
+        return nets.Sequential([encoder, kind(2, kl_weight=0.5), decoder])
+
+    return build
+
+
+def _by_key(key):
+    keys = jax.random.split(key, 3)
+    joined = nets.Concat(
+        speed=nets.Sequential([nets.Normalizer(3), nets.GRU(3, 4, key=keys[0])]),
+        image=nets.Sequential([nets.Flattener(), nets.Dense(4, 2, key=keys[1])]),
+    )
+    heads = nets.Merge(
+        first=nets.Splitter(a=2, b=4),
+        second=nets.Sequential([nets.Lift(lambda x: {"c": x}), nets.Map(c=nets.Scale(2.0))]),
+    )
+    picked = nets.Filter({"b": "b", "tail": lambda x: x["c"][:, 1:], "a": ("a",)})
+    return with_statistics(
+        nets.Sequential([joined, heads, picked, nets.Flattener(), nets.Dense(11, 2, key=keys[2])])
+    )
+
+
+def graph_with(transform):
+    """A graph with recurrence, two delays and a given transform from 3 to 4 units."""
+
+    def build(key):
+        builder = nets.GraphBuilder()
+        builder.add_input("sensors", 3, input_from="obs")
+        builder.add_population("hidden", 4, activation=jnp.tanh)
+        builder.add_output("motor", 2, output_to="action")
+        builder.connect("sensors", "hidden", transform(key))
+        builder.connect("hidden", "hidden", delay=1)
+        builder.connect("hidden", "motor", delay=2)
+        builder.connect("sensors", "motor", delay=3)
+        builder.connect("hidden", "motor")
+        return builder.build(key=key)
+
+    return build
+
+
+def _graph_without_delay(key):
+    populations = [
+        nets.Population("motor", 2, output_to="action"),
+        nets.Population("hidden", 4, jnp.tanh),
+        nets.Population("sensors", 3, input_from="obs"),
+    ]
+    memory = nets.Sequential([nets.Normalizer(3), nets.LSTM(3, 4, key=key)])
+    connections = [
+        nets.Connection("hidden", "motor"),
+        nets.Connection("sensors", "hidden", memory),
+    ]
+    return with_statistics(nets.PopulationGraph(populations, connections, key=key))
+
+
+def _graph(key):
+    def transform(key):
+        return nets.Sequential(
+            [nets.Normalizer(3), nets.Dense(3, 8, key=key), nets.AR1VariationalBottleneck(4)]
+        )
+
+    return with_statistics(graph_with(transform)(key))
+
+
 MODULE_CASES = (
     ModuleCase("dense", lambda key: nets.Dense(3, 4, activation=jnp.tanh, key=key), FLAT),
     ModuleCase("dense_without_bias", lambda key: nets.Dense(3, 4, use_bias=False, key=key), FLAT),
@@ -307,4 +373,22 @@ MODULE_CASES = (
     ModuleCase("smoothness", lambda key: Smoothness(3), FLAT),
     ModuleCase("noise", lambda key: Noise(3), FLAT),
     ModuleCase("masked", lambda key: Masked(jnp.array([1.0, 0.0, 2.0], jnp.float32)), FLAT),
+    ModuleCase("scale", lambda key: nets.Scale(0.5), MIXED),
+    ModuleCase("splitter", lambda key: nets.Splitter(b=1, a=2), FLAT),
+    ModuleCase("flattener", lambda key: nets.Flattener(), MIXED),
+    ModuleCase(
+        "flattener_below",
+        lambda key: nets.Flattener(preserve_levels=1),
+        {"b": MIXED, "a": [FLAT, FLAT]},
+    ),
+    ModuleCase(
+        "filter",
+        lambda key: nets.Filter({"z": ("a", 1), "y": "b", "x": lambda x: x["b"]["speed"] * 2.0}),
+        {"b": MIXED, "a": [FLAT, FLAT]},
+    ),
+    ModuleCase("by_key", _by_key, MIXED),
+    ModuleCase("bottleneck", _bottleneck(nets.VariationalBottleneck), FLAT),
+    ModuleCase("ar1_bottleneck", _bottleneck(nets.AR1VariationalBottleneck), FLAT),
+    ModuleCase("graph", _graph, {"obs": FLAT}),
+    ModuleCase("graph_without_delay", _graph_without_delay, {"obs": FLAT}),
 )

@@ -44,6 +44,9 @@ WITH_FROZEN = (
     "gru_actor_critic",
     "unused_child",
     "masked",
+    "by_key",
+    "graph",
+    "graph_without_delay",
 )
 WITH_RANDOMNESS = (
     "sampler",
@@ -52,6 +55,9 @@ WITH_RANDOMNESS = (
     "lstm_actor_critic",
     "gru_actor_critic",
     "noise",
+    "bottleneck",
+    "ar1_bottleneck",
+    "graph",
 )
 WITHOUT_PARAMETERS = (
     "delay_1",
@@ -63,6 +69,11 @@ WITHOUT_PARAMETERS = (
     "sampler",
     "empty_sequential",
     "count_up",
+    "scale",
+    "splitter",
+    "flattener",
+    "flattener_below",
+    "filter",
 )
 
 

@@ -1,6 +1,7 @@
 """The contract and the layers that are built on it."""
 
 from eqx_ppo.networks._adapter import PPOAdapter as PPOAdapter, PPONetworkOutput as PPONetworkOutput
+from eqx_ppo.networks._by_key import Concat as Concat, Map as Map, Merge as Merge
 from eqx_ppo.networks._container import Call as Call, Container as Container
 from eqx_ppo.networks._delay import Delay as Delay, DelayState as DelayState
 from eqx_ppo.networks._dense import Dense as Dense
@@ -17,6 +18,12 @@ from eqx_ppo.networks._frozen import (
     Statistics as Statistics,
     trainable as trainable,
 )
+from eqx_ppo.networks._graph import (
+    Connection as Connection,
+    GraphBuilder as GraphBuilder,
+    Population as Population,
+    PopulationGraph as PopulationGraph,
+)
 from eqx_ppo.networks._lift import Lift as Lift
 from eqx_ppo.networks._module import (
     RandomModule as RandomModule,
@@ -32,6 +39,12 @@ from eqx_ppo.networks._normalizer import (
     NormalizerStatistics as NormalizerStatistics,
 )
 from eqx_ppo.networks._parallel import Parallel as Parallel
+from eqx_ppo.networks._rearrange import (
+    Filter as Filter,
+    Flattener as Flattener,
+    Selector as Selector,
+    Splitter as Splitter,
+)
 from eqx_ppo.networks._recurrent import (
     GRU as GRU,
     LSTM as LSTM,
@@ -39,4 +52,10 @@ from eqx_ppo.networks._recurrent import (
     RecurrentLayer as RecurrentLayer,
 )
 from eqx_ppo.networks._samplers import NormalTanhSampler as NormalTanhSampler, Sample as Sample
+from eqx_ppo.networks._scale import Scale as Scale
 from eqx_ppo.networks._sequential import Sequential as Sequential
+from eqx_ppo.networks._variational import (
+    AR1State as AR1State,
+    AR1VariationalBottleneck as AR1VariationalBottleneck,
+    VariationalBottleneck as VariationalBottleneck,
+)

@@ -223,7 +223,8 @@ def _metrics(latent: _Latent) -> dict[str, Array]:
 def _check_settings(owner: str, latent_size: int, min_std: float, **weights: float) -> None:
     if latent_size < 1 or not min_std > 0:
         raise ValueError(
-            f"`{owner}` needs latent_size >= 1 and min_std > 0, but got {latent_size} and {min_std}."
+            f"`{owner}` needs latent_size >= 1 and min_std > 0, but got {latent_size} and "
+            f"{min_std}."
         )
     for name, weight in weights.items():
         if not weight >= 0:
