@@ -285,7 +285,7 @@ def _by_key(key):
     keys = jax.random.split(key, 3)
     joined = nets.Concat(
         speed=nets.Sequential([nets.Normalizer(3), nets.GRU(3, 4, key=keys[0])]),
-        image=nets.Sequential([nets.Flattener(), nets.Dense(4, 2, key=keys[1])]),
+        image=nets.Sequential([nets.Scale(0.01), nets.Flattener(), nets.Dense(4, 2, key=keys[1])]),
     )
     heads = nets.Merge(
         first=nets.Splitter(a=2, b=4),
