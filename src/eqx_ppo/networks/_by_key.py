@@ -29,7 +29,7 @@ class Map(Container):
         """
         super().__init__(merge_names("Map", children, named))
 
-    def wire(self, call: Call, x: Mapping[str, Tree]) -> dict[str, Tree]:
+    def wire(self, call: Call, x: Tree) -> dict[str, Tree]:
         """One child per key."""
         entries = entries_of("Map", x, self.names)
         return {name: call(name, entries[name]) for name in self.names}
@@ -51,7 +51,7 @@ class Concat(Container):
         """
         super().__init__(merge_names("Concat", children, named))
 
-    def wire(self, call: Call, x: Mapping[str, Tree]) -> Array:
+    def wire(self, call: Call, x: Tree) -> Array:
         """One child per key, then one concatenation."""
         entries = entries_of("Concat", x, self.names)
         parts = [call(name, entries[name]) for name in self.names]

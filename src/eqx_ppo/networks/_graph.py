@@ -116,7 +116,7 @@ class PopulationGraph(StatefulModule):
         return eqx.tree_at(lambda graph: graph.connections, self, updated)
 
     def __call__(
-        self, state: State, x: Mapping[str, Tree], rollout_extras: Extras = None
+        self, state: State, x: Tree, rollout_extras: Extras = None
     ) -> StatefulModuleOutput:
         """One step of the whole graph."""
         delayed = {

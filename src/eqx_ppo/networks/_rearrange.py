@@ -97,7 +97,7 @@ class Filter(StatelessModule):
     names: tuple[str, ...] = eqx.field(static=True)
     selectors: tuple[Selector, ...] = eqx.field(static=True)
 
-    def __init__(self, spec: Mapping[str, Selector]):
+    def __init__(self, spec: Mapping[str, Tree]):
         """**Arguments:**
 
         - `spec`: names of outputs to a key, a path of keys and indices, or a function of
