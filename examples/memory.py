@@ -17,7 +17,7 @@ from eqx_ppo.envs import Recall
 
 def main() -> None:
     """Trains both kinds of network under the same settings and compares them."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser = argparse.ArgumentParser(description="Train with and without memory on a memory task.")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--total-steps", type=int, default=300_000)
     parser.add_argument("--delay", type=int, default=5, help="blank steps before the answer")

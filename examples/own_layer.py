@@ -1,6 +1,6 @@
 """Writes a layer and a container against the contract, and trains them.
 
-    python examples/own_layer.py [--total-steps 200000]
+    python examples/own_layer.py [--total-steps 400000]
 
 `Leaky` is a leaky integrator: a layer with carry state and one time constant per unit.
 `Residual` is a container that adds its child's output to its input.
@@ -90,9 +90,9 @@ def build_network(key: Array) -> StatefulModule:
 
 def main() -> None:
     """Checks that the replay reproduces the rollout, then trains."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser = argparse.ArgumentParser(description="Train a network of own layers.")
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--total-steps", type=int, default=200_000)
+    parser.add_argument("--total-steps", type=int, default=400_000)
     arguments = parser.parse_args()
 
     task = ep.EpisodeWrapper(Pendulum(), 200)

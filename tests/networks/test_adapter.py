@@ -142,3 +142,13 @@ def test_errors_name_the_port(getkey):
     with pytest.raises(ValueError, match="`Dense` expected") as info:
         run(network, inputs((4,)), sequence=False)
     assert any("network.value`" in note for note in info.value.__notes__)
+
+
+def test_a_log_likelihood_per_action_feature_is_refused():
+    def sample(x):
+        return Sample(x, x[:1])
+
+    adapter = PPOAdapter(action=Lift(sample), value=Lift(lambda x: x[0]))
+    state = adapter.initialize_state(4, key=jax.random.key(0))
+    with pytest.raises(ValueError, match=r"\[B\], but gave \[4, 1\]"):
+        adapter(state, jnp.zeros((4, 3)))

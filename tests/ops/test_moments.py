@@ -149,3 +149,11 @@ def test_the_variance_does_not_drift_once_the_count_outgrows_float32(count):
     assert int(got.count) == count + 2000 * 64
     assert float(got.variance) == pytest.approx(1.0, rel=1e-4)
     assert float(got.mean) == pytest.approx(0.0, abs=1e-4)
+
+
+def test_a_sample_whose_square_overflows_is_left_out():
+    samples = jnp.array([[1.0], [3.0], [1e30], [-3e38]], jnp.float32)
+    moments = merge_moments(new_moments((1,)), samples)
+    assert int(moments.count) == 2
+    np.testing.assert_allclose(moments.mean, [2.0])
+    np.testing.assert_allclose(moments.variance, [1.0])

@@ -75,7 +75,9 @@ class PPOAdapter(Container):
         return PPONetworkOutput(
             actions=jax.tree.map(lambda sample: sample.action, samples, is_leaf=_is_sample),
             log_likelihoods=jax.tree.map(
-                lambda sample: sample.log_likelihood, samples, is_leaf=_is_sample
+                lambda sample: call.local(_per_env, sample.log_likelihood),
+                samples,
+                is_leaf=_is_sample,
             ),
             value_estimates=jax.tree.map(lambda value: call.local(_as_scalar, value), values),
         )
@@ -83,6 +85,15 @@ class PPOAdapter(Container):
 
 def _is_sample(node: object) -> bool:
     return isinstance(node, Sample)
+
+
+def _per_env(log_likelihood: Array) -> Array:
+    if log_likelihood.ndim != 1:
+        raise ValueError(
+            "A sampler must give one log-likelihood per environment, [B], but gave "
+            f"{list(log_likelihood.shape)}. Sum it over the features of the action."
+        )
+    return log_likelihood.astype(jnp.float32)
 
 
 def _as_scalar(value: Array) -> Array:

@@ -10,6 +10,9 @@ from eqx_ppo._checks import typed
 from eqx_ppo.ops._counter import Counter, add_count, count_as_float, new_counter
 
 
+_LARGEST = 1e18  # the square of a deviation must fit float32
+
+
 @final
 class Moments(eqx.Module):
     """The mean and population variance of `count` samples, per feature.
@@ -33,7 +36,7 @@ def new_moments(shape: tuple[int, ...]) -> Moments:
 def merge_moments(moments: Moments, samples: Shaped[Array, "N *feat"]) -> Moments:
     """Merges a batch of samples into running moments.
 
-    A sample with a non-finite feature is left out. The batch is centered on its own mean in
+    A sample with a feature that is not finite, or whose square would not be, is left out. The batch is centered on its own mean in
     two passes, and the two sets are merged with the weights `n_b / n` as fractions, so that
     nothing cancels and no product of counts is formed.
 
@@ -53,7 +56,7 @@ def merge_moments(moments: Moments, samples: Shaped[Array, "N *feat"]) -> Moment
             f"shape {moments.mean.shape}. Give one row of features per sample: [N, *feat]."
         )
     samples = samples.astype(jnp.float32)
-    valid = jnp.isfinite(samples).all(axis=tuple(range(1, samples.ndim)))
+    valid = (jnp.abs(samples) < _LARGEST).all(axis=tuple(range(1, samples.ndim)))
     n_batch = jnp.sum(valid)
     mean, variance = _batch_moments(samples, valid)
     count = add_count(moments.count, n_batch)
