@@ -14,7 +14,7 @@ import eqx_ppo as ep
 
 def main() -> None:
     """Trains, then evaluates the trained policy on fresh episodes."""
-    parser = argparse.ArgumentParser(description="Train a multilayer perceptron on MuJoCo Playground.")
+    parser = argparse.ArgumentParser(description="Train a network on MuJoCo Playground.")
     parser.add_argument("--env", default="CartpoleBalance", help="a DM Control environment")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--total-steps", type=int, default=1_500_000)

@@ -7,8 +7,7 @@ import jax.numpy as jnp
 from jaxtyping import Array
 
 from eqx_ppo._typing import Tree
-from eqx_ppo.networks._container import Call, Container
-from eqx_ppo.networks._module import StatefulModule
+from eqx_ppo.networks._container import Call, Child, Container
 from eqx_ppo.networks._parallel import merge_names
 
 
@@ -20,9 +19,7 @@ class Map(Container):
     `Map(arm=NormalTanhSampler(...), leg=NormalTanhSampler(...))`.
     """
 
-    def __init__(
-        self, children: Mapping[str, StatefulModule] | None = None, /, **named: StatefulModule
-    ):
+    def __init__(self, children: Mapping[str, Child] | None = None, /, **named: Child):
         """**Arguments:**
 
         - `children`, or keywords: keys of the input to modules.
@@ -42,9 +39,7 @@ class Concat(Container):
     The outputs are joined on their last axis, in the order in which the children were given.
     """
 
-    def __init__(
-        self, children: Mapping[str, StatefulModule] | None = None, /, **named: StatefulModule
-    ):
+    def __init__(self, children: Mapping[str, Child] | None = None, /, **named: Child):
         """**Arguments:**
 
         - `children`, or keywords: keys of the input to modules, in the order of the output.
@@ -66,9 +61,7 @@ class Merge(Container):
     `ValueError` for a key that two children return.
     """
 
-    def __init__(
-        self, children: Mapping[str, StatefulModule] | None = None, /, **named: StatefulModule
-    ):
+    def __init__(self, children: Mapping[str, Child] | None = None, /, **named: Child):
         """**Arguments:**
 
         - `children`, or keywords: names to modules that return dicts.

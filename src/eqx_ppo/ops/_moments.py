@@ -9,7 +9,6 @@ from jaxtyping import Array, Bool, Float, Shaped
 from eqx_ppo._checks import typed
 from eqx_ppo.ops._counter import Counter, add_count, count_as_float, new_counter
 
-
 _LARGEST = 1e18  # the square of a deviation must fit float32
 
 
@@ -36,9 +35,9 @@ def new_moments(shape: tuple[int, ...]) -> Moments:
 def merge_moments(moments: Moments, samples: Shaped[Array, "N *feat"]) -> Moments:
     """Merges a batch of samples into running moments.
 
-    A sample with a feature that is not finite, or whose square would not be, is left out. The batch is centered on its own mean in
-    two passes, and the two sets are merged with the weights `n_b / n` as fractions, so that
-    nothing cancels and no product of counts is formed.
+    A sample with a feature that is not finite, or whose square would not be, is left out. The
+    batch is centered on its own mean in two passes, and the two sets are merged with the
+    weights `n_b / n` as fractions, so that nothing cancels and no product of counts is formed.
 
     **Arguments:**
 
