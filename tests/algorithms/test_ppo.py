@@ -14,19 +14,21 @@ from jax.sharding import Mesh, PartitionSpec
 from eqx_ppo.algorithms import LoggingLevel, make_optimizer, new_training_state, ppo_step
 from eqx_ppo.algorithms._update import update
 from eqx_ppo.envs import CachedReset, FreshReset, PooledReset, State
-from eqx_ppo.networks import Dense, Frozen, Normalizer, Sequential, trainable
+from eqx_ppo.networks import LSTM, Dense, Frozen, Normalizer, Sequential, trainable
 from eqx_ppo.ops import new_counter
 from tests.algorithms.common import (
+    ScheduledEnv,
     assert_close,
     assert_same,
     compiled,
     differ,
     numbers,
     rollout_of,
+    schedule,
     small_config,
     train,
 )
-from tests.helpers.networks import CASES, DICT, SCRIPTED, heads
+from tests.helpers.networks import CASES, DICT, SCRIPTED, PoisonedGradient, heads
 
 EVERYTHING = CASES["everything"]
 TOP = CASES["normalizer_on_top"]
@@ -94,6 +96,31 @@ def test_weight_metrics_leave_statistics_out():
     weights = np.concatenate([np.asarray(leaf).ravel() for leaf in _weights(state.network)])
     np.testing.assert_allclose(history[0]["weights/mean"], weights.mean(), rtol=1e-4)
     np.testing.assert_allclose(history[0]["weights/std"], weights.std(), rtol=1e-4)
+
+
+# --- Bad gradients (case E3) ----------------------------------------------------------------
+
+
+@pytest.mark.parametrize("bad", [float("nan"), float("inf")])
+def test_training_goes_on_after_a_bad_gradient(bad):
+    """Environment 2 spoils the gradient of its minibatch, once per epoch, in one iteration."""
+    layer = Dense(2, 2, kernel_init=lambda _, shape, dtype: jnp.eye(2), key=jax.random.key(0))
+    network = Sequential([layer, PoisonedGradient(55.0, bad), heads(2, 1, jax.random.key(1))])
+    config = small_config(learning_rate=1e-3, gradient_clipping=0.5)
+    start, step = compiled(ScheduledEnv(), network, config)
+    state = start(jax.random.key(2))
+    planted = schedule([0.0, 0.0, 60.0, 0.0], terminate=[(0, 2)])
+    state = eqx.tree_at(lambda s: s.rollout_state.env_state, state, planted)
+    state, metrics = step(state)
+    assert float(metrics["skipped_updates"]) == 2
+    for _ in range(10):
+        before, (state, metrics) = state, step(state)
+        assert float(metrics["skipped_updates"]) == 0
+        assert all(np.isfinite(float(value)) for value in metrics.values())
+        assert differ(_weights(state.network), _weights(before.network))
+    assert int(state.counts.skipped_updates) == 2
+    for leaf in jax.tree.leaves((_weights(state.network), state.optimizer_state)):
+        assert np.isfinite(leaf).all()
 
 
 # --- Seeds --------------------------------------------------------------------------------
@@ -165,7 +192,7 @@ def test_the_state_can_be_donated(strategy):
     """No two leaves share a buffer, and the donated run is the same run."""
     env = Aliased()
     network = Sequential(
-        [Normalizer(2), Dense(2, 4, key=jax.random.key(1)), heads(4, 1, jax.random.key(0))]
+        [Normalizer(2), LSTM(2, 4, key=jax.random.key(1)), heads(4, 1, jax.random.key(0))]
     )
     config = small_config(learning_rate=1e-2, reset_strategy=strategy)
     start, step = compiled(env, network, config)
@@ -182,7 +209,7 @@ def test_the_state_can_be_donated(strategy):
         assert before.arrays[0].is_deleted()
         kept, _ = step(kept)
     assert_same(state, kept)
-    assert np.isfinite(network[1].kernel).all()  # not part of what was donated
+    assert np.isfinite(network[1].cell.weight_ih).all()  # not part of what was donated
 
 
 def test_an_optimizer_that_keeps_the_first_weights_can_be_donated():
@@ -395,6 +422,14 @@ def test_numpy_arrays_in_a_network():
     config = small_config(learning_rate=1e-2)
     left, right = (train(TOP.env, n, config, jax.random.key(1), 1)[0] for n in (network, loaded))
     assert_same(left.arrays, right.arrays)
+
+
+def test_a_configuration_for_another_batch():
+    """No environment is left out silently."""
+    network = TOP.build(jax.random.key(0))
+    start, _ = compiled(TOP.env, network, small_config())
+    with pytest.raises(ValueError, match=r"n_envs=2.* 4 environments"):
+        ppo_step(TOP.env, start(jax.random.key(1)), small_config(n_envs=2))
 
 
 # --- What does not fit --------------------------------------------------------------------

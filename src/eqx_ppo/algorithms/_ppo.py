@@ -41,7 +41,15 @@ def ppo_step(
     - `training_state`: from `new_training_state`.
 
     **Returns:** the next state and a flat dict of scalar metrics.
+
+    **Raises:** `ValueError` for a configuration with another number of environments.
     """
+    n_envs = training_state.rollout_state.fresh.shape[0]
+    if n_envs != config.n_envs:
+        raise ValueError(
+            f"The configuration says n_envs={config.n_envs}, but the training state was made with "
+            f"{n_envs} environments. Give `ppo_step` the configuration of the training state."
+        )
     optimizer = make_optimizer(config, optimizer)
     network = training_state.network
     rollout_key, update_key, next_key = jax.random.split(training_state.key, 3)
