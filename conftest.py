@@ -43,6 +43,13 @@ def strict_promotion(request: pytest.FixtureRequest) -> Iterator[None]:
         yield
 
 
+@pytest.fixture(scope="module", autouse=True)
+def bounded_memory() -> Iterator[None]:
+    """Drops what a module has compiled; a whole session would hold several GB of it."""
+    yield
+    jax.clear_caches()
+
+
 @pytest.fixture
 def getkey() -> Callable[[], PRNGKeyArray]:
     """A function that returns a new PRNG key at every call, the same ones in every run."""

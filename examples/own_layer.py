@@ -96,10 +96,10 @@ def main() -> None:
     arguments = parser.parse_args()
 
     task = ep.EpisodeWrapper(Pendulum(), 200)
-    key, state_key, rollout_key = jax.random.split(jax.random.key(arguments.seed), 3)
+    key, reset_key, state_key, rollout_key = jax.random.split(jax.random.key(arguments.seed), 4)
     network = build_network(key)
 
-    env_state = jax.vmap(task.reset)(jax.random.split(state_key, 8))
+    env_state = jax.vmap(task.reset)(jax.random.split(reset_key, 8))
     state = network.initialize_state(8, key=state_key)
     _, _, transitions = unroll_env(task, env_state, network, state, 20, rollout_key)
     error = float(replay_error(network, state, transitions))

@@ -35,7 +35,7 @@ def check_methods(cls: type) -> None:
     for name, method in list(vars(cls).items()):
         if inspect.isfunction(method) and method.__annotations__:
             method.__annotations__ = {
-                parameter: cls if hint is Self else hint
+                parameter: cls if hint in (Self, "Self") else hint
                 for parameter, hint in method.__annotations__.items()
             }
             setattr(cls, name, typed(method))

@@ -150,6 +150,23 @@ def all_finite(tree: Tree) -> Bool[Array, ""]:
     return jnp.all(jnp.stack(finite)) if finite else jnp.array(True)
 
 
+def strong_type(leaf: Array) -> Array:
+    """The same array with a definite dtype: weak types recompile."""
+    if jnp.issubdtype(leaf.dtype, jax.dtypes.extended):
+        return leaf
+    return jax.lax.convert_element_type(leaf, leaf.dtype)
+
+
+def stays_finite(new: Tree, old: Tree) -> Bool[Array, ""]:
+    """Whether no floating-point element of `new` is non-finite where that of `old` was not."""
+    kept = [
+        jnp.all(jnp.isfinite(leaf) | ~jnp.isfinite(before))
+        for leaf, before in zip(jax.tree.leaves(new), jax.tree.leaves(old), strict=True)
+        if is_floating(leaf)
+    ]
+    return jnp.all(jnp.stack(kept)) if kept else jnp.array(True)
+
+
 def is_floating(leaf: object) -> bool:
     """Whether `leaf` is an array of floating-point (or complex) numbers."""
     return isinstance(leaf, jax.Array) and jnp.issubdtype(leaf.dtype, jnp.inexact)

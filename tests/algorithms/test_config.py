@@ -10,6 +10,7 @@ import pytest
 
 from eqx_ppo.algorithms import EvalConfig, LoggingLevel, PPOConfig, make_optimizer
 from eqx_ppo.envs import CachedReset
+from eqx_ppo.training import TrainConfig
 from tests.algorithms.common import (
     assert_same,
     compiled,
@@ -300,3 +301,24 @@ def test_schedules_count_updates():
             updates, state = optimizer.update(grads, state, params)
             sizes.append(-float(updates[0]))
     np.testing.assert_allclose(sizes, [0.1, 0.05, 0.0], rtol=1e-4)
+
+
+@pytest.mark.parametrize(
+    ("build", "message"),
+    [
+        (lambda: PPOConfig(reset_strategy="cached"), "`ResetStrategy`, such as `PooledReset"),
+        (lambda: PPOConfig(reset_strategy=CachedReset), "`ResetStrategy`, such as `PooledReset"),
+        (lambda: PPOConfig(logging_level="ALL"), "`LoggingLevel`, such as"),
+        (lambda: EvalConfig(logging_level=3), "`LoggingLevel`, such as"),
+        (lambda: TrainConfig(ppo=EvalConfig()), "`TrainConfig.ppo` must be a `PPOConfig`"),
+        (lambda: TrainConfig(checkpoint_every_steps=2e1), "must be an int, but got `20.0`"),
+        (lambda: TrainConfig(seed=True), "must be an int, but got `True`"),
+    ],
+)
+def test_a_field_of_the_wrong_kind_is_named(build, message):
+    with pytest.raises(TypeError, match=message):
+        build()
+
+
+def test_numpy_integers_are_integers():
+    assert TrainConfig(seed=np.int64(3)).seed == 3

@@ -212,6 +212,16 @@ def test_the_state_can_be_donated(strategy):
     assert np.isfinite(network[1].cell.weight_ih).all()  # not part of what was donated
 
 
+def test_donation_spares_the_network_of_an_uncompiled_start():
+    network = TOP.build(jax.random.key(0))
+    config = small_config(learning_rate=1e-2)
+    state = new_training_state(TOP.env, network, config, jax.random.key(1))
+    step = jax.jit(lambda state: ppo_step(TOP.env, state, config), donate_argnums=0)
+    state, _ = step(state)
+    assert not any(leaf.is_deleted() for leaf in jax.tree.leaves(eqx.filter(network, eqx.is_array)))
+    assert differ(_weights(state.network), _weights(network))
+
+
 def test_an_optimizer_that_keeps_the_first_weights_can_be_donated():
     """Such as a Polyak average, whose state begins as the weights themselves."""
     network = TOP.build(jax.random.key(0))

@@ -88,7 +88,7 @@ class PPOConfig:
     - `iterations_per_call`: iterations that the training loop runs per compiled call, at
         most; it does not change results.
     - `logging_level`, `logging_percentiles`: which metrics, and percentiles (0 to 100) to
-        give instead of mean and deviation.
+        give besides mean and deviation.
 
     **Raises:** `ValueError` for numbers out of range or that do not fit each other.
     """
@@ -137,6 +137,8 @@ class PPOConfig:
         _check_choice(self, "normalize_advantages", ("minibatch", "batch", "none"))
         _check_choice(self, "advantages", ("rollout", "minibatch"))
         _check_percentiles(self)
+        _check_kind(self, "reset_strategy", ResetStrategy, "such as `PooledReset()`")
+        _check_kind(self, "logging_level", LoggingLevel, "such as `LoggingLevel.ALL`")
         self._check_division()
 
     @property
@@ -163,7 +165,7 @@ class PPOConfig:
             raise ValueError(
                 f"`n_minibatches` must divide n_envs * segments per rollout, but got "
                 f"n_minibatches={self.n_minibatches} for n_envs={self.n_envs} * "
-                f"{self.n_segments} = {samples}. No environment is dropped."
+                f"{self.n_segments} = {samples}. No environment is dropped: choose a divisor."
             )
         if self.advantages == "minibatch" and self.normalize_advantages == "batch":
             raise ValueError(
@@ -202,6 +204,7 @@ class EvalConfig:
         for name in ("every_steps", "n_envs", "max_episode_length"):
             _check_whole(self, name, 1)
         _check_percentiles(self)
+        _check_kind(self, "logging_level", LoggingLevel, "such as `LoggingLevel.ENV_METRICS`")
 
 
 def _check_whole(record: object, name: str, at_least: int) -> None:
@@ -232,6 +235,15 @@ def _check_choice(record: object, name: str, choices: tuple[str, ...]) -> None:
     if value not in choices:
         raise ValueError(
             f"`{type(record).__name__}.{name}` must be one of {choices}, but got {value!r}."
+        )
+
+
+def _check_kind(record: object, name: str, kind: type, example: str) -> None:
+    value = vars(record)[name]
+    if not isinstance(value, kind):
+        raise TypeError(
+            f"`{type(record).__name__}.{name}` must be a `{kind.__name__}`, {example}, but got "
+            f"`{value!r}`."
         )
 
 

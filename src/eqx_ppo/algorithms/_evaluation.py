@@ -13,6 +13,7 @@ from eqx_ppo._tree import expand_to
 from eqx_ppo._typing import KeyLike, Metrics, Tree
 from eqx_ppo.algorithms._config import EvalConfig, LoggingLevel
 from eqx_ppo.algorithms._metrics import summarize
+from eqx_ppo.algorithms._replay import refresh
 from eqx_ppo.algorithms._rollout import batched_env
 from eqx_ppo.algorithms._step import Stepper, advance
 from eqx_ppo.algorithms._transition import RolloutState
@@ -138,10 +139,10 @@ def evaluate(env: Env, network: StatefulModule, config: EvalConfig, key: KeyLike
 def _start(
     env: Env, network: StatefulModule, n_envs: int, reset_key: Array, network_key: Array
 ) -> tuple[RolloutState, BatchedEnv]:
-    network_state = network.initialize_state(n_envs, key=network_key)
+    fresh = jnp.ones(n_envs, jnp.bool_)
+    network_state = refresh(network, network.initialize_state(n_envs, key=network_key), fresh)
     batched = batched_env(env, network, network_state, n_envs)
     env_state, reset_state = CachedReset().start(batched, n_envs, reset_key)
-    fresh = jnp.ones(n_envs, jnp.bool_)
     return RolloutState(env_state, network_state, reset_state, fresh), batched
 
 

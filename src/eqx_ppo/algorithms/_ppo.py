@@ -1,5 +1,6 @@
 """One iteration of PPO."""
 
+import equinox as eqx
 import jax
 import jax.numpy as jnp
 import optax
@@ -14,6 +15,7 @@ from eqx_ppo.algorithms._step import Stepper
 from eqx_ppo.algorithms._training_state import Counts, TrainingState, split_network
 from eqx_ppo.algorithms._update import Updated, update
 from eqx_ppo.envs import BatchedEnv, Env
+from eqx_ppo.networks import trainable
 from eqx_ppo.ops import add_count
 
 
@@ -42,7 +44,8 @@ def ppo_step(
 
     **Returns:** the next state and a flat dict of scalar metrics.
 
-    **Raises:** `ValueError` for a configuration with another number of environments.
+    **Raises:** `ValueError` for a configuration with another number of environments, or for
+    another optimizer.
     """
     n_envs = training_state.rollout_state.fresh.shape[0]
     if n_envs != config.n_envs:
@@ -52,6 +55,7 @@ def ppo_step(
         )
     optimizer = make_optimizer(config, optimizer)
     network = training_state.network
+    _check_optimizer(optimizer, training_state)
     rollout_key, update_key, next_key = jax.random.split(training_state.key, 3)
     stepper = Stepper(
         env=BatchedEnv(env, training_state.env_spec),
@@ -84,6 +88,21 @@ def ppo_step(
         metrics["skipped_updates"] = updated.skipped
         metrics["invalid_steps"] = invalid
     return next_state, metrics
+
+
+def _check_optimizer(
+    optimizer: optax.GradientTransformation, training_state: TrainingState
+) -> None:
+    network = training_state.network
+    params = eqx.filter(network, trainable(network))
+    expected = jax.tree.structure(jax.eval_shape(optimizer.init, params))
+    got = jax.tree.structure(training_state.optimizer_state)
+    if got != expected:
+        raise ValueError(
+            "The optimizer does not fit the training state: its state would have the structure "
+            f"{expected}, but the training state holds {got}. Give `ppo_step` the configuration "
+            "and the optimizer that the training state was made with."
+        )
 
 
 def _count(counts: Counts, config: PPOConfig, updated: Updated, invalid) -> Counts:

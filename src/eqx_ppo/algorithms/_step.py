@@ -6,7 +6,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Key
 
-from eqx_ppo._tree import is_floating, tree_where
+from eqx_ppo._tree import expand_to, is_floating, tree_where
 from eqx_ppo._typing import EnvState, Metrics, State, Tree
 from eqx_ppo.algorithms._config import LoggingLevel
 from eqx_ppo.algorithms._transition import RolloutState, Transition
@@ -41,18 +41,19 @@ def advance(
 
     After the transition is recorded, environment and carry of each ended episode are
     reset. A step that leaves an environment non-finite ends its episode and is marked as
-    not `valid`; no later step sees the value.
+    not `valid`; no later step sees the value. So is a step from a state that was not finite
+    to begin with (a faulty reset), whose observation the network gets as zeros.
 
     **Returns:** the state for the next step; the transition, with zeros for `next_values`;
     and the end of the step before the resets, from which those can be computed.
     """
     env, network, strategy, levels = stepper
-    obs = state.env_state.obs
+    obs, seen = _finite_rows(state.env_state.obs, state.fresh.shape[0])
     out = network(state.network_state, obs, None)
     stepped = env.step(state.env_state, out.output.actions)
 
-    terminated, truncated = episode_end(stepped)
-    valid = _still_finite(env, state.env_state, stepped)
+    terminated, truncated = _episode_end(stepped, state.fresh.shape)
+    valid = seen & _still_finite(env, state.env_state, stepped)
     terminated, truncated = terminated | ~valid, truncated & valid
     done = terminated | truncated
 
@@ -113,6 +114,32 @@ def bootstrap_values(
     zeros = jax.tree.map(jnp.zeros_like, like)
     _, values = jax.lax.while_loop(more, evaluate, (wanted, zeros))
     return values
+
+
+def _finite_rows(obs: Tree, n_envs: int) -> tuple[Tree, Bool[Array, " B"]]:
+    """The observation with zeros for environments where it is not finite; and where it is."""
+    parts = [jnp.ones((n_envs, 1), jnp.bool_)]
+    leaves = filter(is_floating, jax.tree.leaves(obs))
+    parts += [jnp.isfinite(leaf).reshape(n_envs, -1) for leaf in leaves]
+    finite = jnp.all(jnp.concatenate(parts, axis=1), axis=1)
+
+    def clear(leaf):
+        if not is_floating(leaf):
+            return leaf
+        return jnp.where(expand_to(finite, leaf), leaf, jnp.zeros_like(leaf))
+
+    return jax.tree.map(clear, obs), finite
+
+
+def _episode_end(
+    stepped: EnvState, shape: tuple[int, ...]
+) -> tuple[Bool[Array, " B"], Bool[Array, " B"]]:
+    if jnp.shape(stepped.done) != shape:
+        raise ValueError(
+            "`done` must be one scalar per environment, shape "
+            f"{shape} in a batch, but has shape {jnp.shape(stepped.done)}."
+        )
+    return episode_end(stepped)
 
 
 def _still_finite(env: BatchedEnv, before: EnvState, after: EnvState) -> Bool[Array, " B"]:

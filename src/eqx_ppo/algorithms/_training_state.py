@@ -11,7 +11,7 @@ from jaxtyping import Array, Key
 
 from eqx_ppo._checks import typed
 from eqx_ppo._keys import as_key
-from eqx_ppo._tree import replace
+from eqx_ppo._tree import replace, strong_type
 from eqx_ppo._typing import KeyLike, Tree, TreeDef
 from eqx_ppo.algorithms._config import PPOConfig
 from eqx_ppo.algorithms._optimizer import make_optimizer
@@ -69,10 +69,10 @@ class TrainingState(eqx.Module):
     def with_network(self, network: StatefulModule) -> Self:
         """The same state with another network of the same structure."""
         arrays, remainder = split_network(network)
-        if remainder != self.remainder:
+        if remainder != self.remainder or _shapes(arrays) != _shapes(self.arrays):
             raise ValueError(
                 "`with_network` needs a network of the structure that training began with: the "
-                "same modules with the same functions and flags, and other arrays."
+                "same modules with the same functions, flags and array shapes, and other numbers."
             )
         return replace(self, arrays=arrays)
 
@@ -81,9 +81,14 @@ def split_network(network: StatefulModule) -> tuple[list[Array | None], Remainde
     """A network as its arrays and the rest."""
     leaves, treedef = jax.tree.flatten(network)
     leaves = [jnp.asarray(leaf) if isinstance(leaf, np.ndarray) else leaf for leaf in leaves]
+    leaves = [strong_type(leaf) if eqx.is_array(leaf) else leaf for leaf in leaves]
     arrays = [leaf if eqx.is_array(leaf) else None for leaf in leaves]
     others = tuple(None if eqx.is_array(leaf) else leaf for leaf in leaves)
     return arrays, Remainder(treedef, others)
+
+
+def _shapes(arrays: list[Array | None]) -> list[str | None]:
+    return [None if array is None else f"{array.dtype}{array.shape}" for array in arrays]
 
 
 def join_network(arrays: list[Array | None], remainder: Remainder) -> StatefulModule:
@@ -118,11 +123,12 @@ def new_training_state(
 
     **Raises:** `ValueError` where environment and network do not fit each other.
     """
-    keys = jax.random.split(as_key(key), 5)
+    keys = jax.random.split(as_key(key), 4)
     optimizer = make_optimizer(config, optimizer)
     arrays, remainder = split_network(network)
     network = join_network(arrays, remainder)  # without NumPy arrays
     network_state = network.initialize_state(config.n_envs, key=keys[0])
+    network_state = jax.tree.map(strong_type, network_state)
     batched = batched_env(env, network, network_state, config.n_envs)
     env_state, reset_state = config.reset_strategy.start(batched, config.n_envs, keys[1])
     if isinstance(env, SupportsStagger):
@@ -130,7 +136,9 @@ def new_training_state(
     _check_fit(network, network_state, env_state, config)
     return TrainingState(
         arrays=jax.tree.map(jnp.copy, arrays),
-        optimizer_state=optimizer.init(eqx.filter(network, trainable(network))),
+        optimizer_state=jax.tree.map(
+            strong_type, optimizer.init(eqx.filter(network, trainable(network)))
+        ),
         rollout_state=RolloutState(
             env_state=env_state,
             network_state=network_state,

@@ -8,7 +8,7 @@ import jax.numpy as jnp
 import optax
 from jaxtyping import Array, Int32, Key, UInt32
 
-from eqx_ppo._tree import all_finite
+from eqx_ppo._tree import all_finite, stays_finite
 from eqx_ppo._typing import Metrics, Tree
 from eqx_ppo.algorithms._config import LoggingLevel, PPOConfig
 from eqx_ppo.algorithms._loss import (
@@ -45,7 +45,8 @@ def update(
     """Takes `n_epochs * n_minibatches` gradient steps.
 
     Only what `trainable(network)` marks is differentiated and updated. A step whose gradient
-    is not finite changes neither weights nor optimizer state, and is counted.
+    is not finite, or would make a weight or the optimizer's state so, changes neither, and is
+    counted.
     """
     params, rest = eqx.partition(network, trainable(network))
     samples = _samples(rollout, config)
@@ -60,11 +61,16 @@ def update(
             metrics["grad_norm"] = global_norm(grads)
         with jax.numpy_dtype_promotion("standard"):  # optax fails under "strict"
             updates, new_optimizer_state = optimizer.update(grads, optimizer_state, params)
-        finite = all_finite(grads)
-        params, optimizer_state = jax.tree.map(
-            lambda new, old: jnp.where(finite, new, old),
-            (optax.apply_updates(params, updates), new_optimizer_state),
+        old, new = (
             (params, optimizer_state),
+            (
+                optax.apply_updates(params, updates),
+                new_optimizer_state,
+            ),
+        )
+        finite = all_finite(grads) & stays_finite(new, old)
+        params, optimizer_state = jax.tree.map(
+            lambda after, before: jnp.where(finite, after, before), new, old
         )
         return (params, optimizer_state), (finite, metrics)
 

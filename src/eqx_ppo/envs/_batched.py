@@ -12,6 +12,7 @@ from typing import NamedTuple, final
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jaxtyping import Array, Key
 
 from eqx_ppo._tree import env_axes
@@ -180,6 +181,13 @@ def _trace(fn: Callable[..., EnvState], *args: Tree) -> EnvSpec:
 
     def leaves_of(*args):
         paths, leaves, treedef = _flatten(fn(*args))
+        for path, leaf in zip(paths, leaves, strict=True):
+            if not isinstance(leaf, jax.Array | np.ndarray | np.generic | bool | int | float):
+                raise TypeError(
+                    f"The leaf `{path}` of the environment's state must be an array or a number, "
+                    f"but is a `{type(leaf).__name__}`. Keep it in a static field, or out of the "
+                    "state."
+                )
         found.append((treedef, paths))
         return leaves
 

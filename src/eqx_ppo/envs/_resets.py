@@ -64,7 +64,7 @@ class CachedReset(ResetStrategy):
     def start(self, env: BatchedEnv, n_envs: int, key: Key[Array, ""]) -> tuple[EnvState, Tree]:
         """One reset per environment, which is also kept."""
         states = env.reset(jax.random.split(key, n_envs))
-        return states, states
+        return states, jax.tree.map(jnp.copy, states)  # no buffer is shared
 
     def deal(
         self, env: BatchedEnv, state: Tree, done: Bool[Array, " B"], key: Key[Array, ""]

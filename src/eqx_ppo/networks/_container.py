@@ -5,6 +5,7 @@ sequence. See `Container`.
 """
 
 import abc
+import dataclasses
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Self, TypeAlias, TypeVar, final
 
@@ -16,7 +17,8 @@ from jaxtyping import Array, Bool
 from eqx_ppo._keys import as_key
 from eqx_ppo._tree import merge_time, split_time, tree_where
 from eqx_ppo._typing import Extras, KeyLike, Metrics, State, TimeBatchTree, Tree
-from eqx_ppo.networks._errors import at_path, check_lead
+from eqx_ppo.networks._errors import at_path, check_closed, check_lead
+from eqx_ppo.networks._frozen import holds_statistics
 from eqx_ppo.networks._module import StatefulModule, StatefulModuleOutput
 
 _Value = TypeVar("_Value")
@@ -120,10 +122,17 @@ class Container(StatefulModule):
         for name, module in zip(self.names, self.modules, strict=True):
             with at_path(self.segment(name), module):
                 resets[name] = module.reset_state(states[name])
+                check_closed("`reset_state`", resets[name], states[name])
         return self.pack(resets)
 
     def update_statistics(self, rollout_extras: Extras) -> Self:
-        """A new container in which every child has taken in its own extras."""
+        """A new container in which every child has taken in its own extras.
+
+        **Raises:** `NotImplementedError` if a field besides the children holds `Statistics`
+        and the subclass does not override this method.
+        """
+        if type(self).update_statistics is Container.update_statistics:
+            self._check_own_fields()
         extras = self._unpack(rollout_extras)
         updated = []
         for name, module in zip(self.names, self.modules, strict=True):
@@ -132,6 +141,15 @@ class Container(StatefulModule):
         if not updated:
             return self
         return eqx.tree_at(lambda container: container.modules, self, tuple(updated))
+
+    def _check_own_fields(self) -> None:
+        for field in dataclasses.fields(self):
+            if field.name != "modules" and holds_statistics(vars(self)[field.name]):
+                raise NotImplementedError(
+                    f"The field `{field.name}` of `{type(self).__name__}` holds `Statistics`, but "
+                    "only those of children are updated. Make it a child and run it by "
+                    "`call(name, x)`, or override `update_statistics`."
+                )
 
     def _unpack(self, packed: Tree) -> dict[str, Tree]:
         """Undoes `pack`; `None` stands for one `None` per child."""
@@ -196,11 +214,16 @@ class Call:
             check_lead("The state", self._states[name], self._lead[-1:])
             result = self._run(child, self._states[name], x, self._extras[name])
             self._check(result)
+            check_closed("`next_state`", result.next_state, self._states[name])
         self._results[name] = result
         return result.output
 
     def local(self, fn: Callable[..., Tree], *xs: Tree) -> Tree:
-        """Applies `fn` to trees whose leaves are `[B, *feat]`, in a step and a sequence."""
+        """Applies `fn` to trees whose leaves are `[B, *feat]`, in a step and a sequence.
+
+        Parameters and constants have no batch axis: close over them in `fn`.
+        """
+        check_lead("An argument of `call.local` (`fn` closes over parameters)", xs, self._lead)
         if self._done is None:
             return fn(*xs)
         return split_time(fn(*(merge_time(x) for x in xs)), self._done.shape[0])

@@ -43,6 +43,24 @@ def check_lead(what: str, tree: Tree, lead: tuple[int, ...]) -> None:
             )
 
 
+def check_closed(what: str, got: Tree, expected: Tree) -> None:
+    """Checks that a module's new state has structure, shapes and dtypes of its old one."""
+    if jax.tree.structure(got) != jax.tree.structure(expected):
+        raise ValueError(
+            f"{what} must have the structure of the incoming state, "
+            f"{jax.tree.structure(expected)}, but has {jax.tree.structure(got)}."
+        )
+    paths = jax.tree_util.tree_flatten_with_path(expected)[0]
+    for (path, old), new in zip(paths, jax.tree.leaves(got), strict=True):
+        before, after = _describe(old), _describe(new)
+        if before != after:
+            raise ValueError(
+                f"{what}{_where(path)} must have the dtype and shape of the incoming state, "
+                f"{before}, but has {after}. Cast it, or start from the right ones in "
+                "`initialize_state`."
+            )
+
+
 def check_features(module: object, x: Array, features: tuple[int, ...], where: str = "") -> None:
     """Checks that `x` is one `[B, *features]` array."""
     shape = jnp.shape(x)
@@ -70,6 +88,10 @@ def check_keys(module: object, got: Tree, expected: Tree) -> None:
         f"{missing or 'nothing'}, unexpected {extra or 'nothing'}. Expected the structure "
         f"{jax.tree.structure(expected)}, got {jax.tree.structure(got)}."
     )
+
+
+def _describe(leaf: Tree) -> str:
+    return f"{jnp.result_type(leaf)}{list(jnp.shape(leaf))}"
 
 
 def _where(path: tuple[object, ...]) -> str:

@@ -326,9 +326,12 @@ def _write(buffer: DelayState, value: Float[Array, "B size"]) -> DelayState:
 def _edge_names(edges: Sequence[Connection]) -> list[str]:
     names: list[str] = []
     for edge in edges:
-        name = f"{edge.source}->{edge.target}"
-        repeats = sum(other == name or other.startswith(name + "#") for other in names)
-        names.append(f"{name}#{repeats + 1}" if repeats else name)
+        plain = name = f"{edge.source}->{edge.target}"
+        repeat = 1
+        while name in names:
+            repeat += 1
+            name = f"{plain}#{repeat}"
+        names.append(name)
     return names
 
 

@@ -33,8 +33,10 @@ class Sequential(Container):
     def __len__(self) -> int:
         return len(self.modules)
 
-    def __getitem__(self, index: int | str) -> StatefulModule:
-        """The layer at a position (negative ones count from the end)."""
+    def __getitem__(self, index: int | str | slice) -> StatefulModule:
+        """The layer at a position (negative ones count from the end), or a part as a new one."""
+        if isinstance(index, slice):
+            return Sequential(self.modules[index])
         return self.modules[int(index)]
 
     def wire(self, call: Call, x: Tree) -> Tree:

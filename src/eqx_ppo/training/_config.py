@@ -3,6 +3,8 @@
 import dataclasses
 from typing import final
 
+import numpy as np
+
 from eqx_ppo.algorithms import EvalConfig, PPOConfig
 
 
@@ -28,10 +30,18 @@ class TrainConfig:
     console: bool = True
 
     def __post_init__(self) -> None:
-        if isinstance(self.seed, bool) or not isinstance(self.seed, int) or self.seed < 0:
-            raise ValueError(f"`TrainConfig.seed` must be an int of at least 0, got {self.seed!r}.")
-        if self.checkpoint_every_steps < 1:
-            raise ValueError(
-                "`TrainConfig.checkpoint_every_steps` must be at least 1, but got "
-                f"{self.checkpoint_every_steps!r}."
-            )
+        for name, kind in (("ppo", PPOConfig), ("eval", EvalConfig)):
+            value = vars(self)[name]
+            if not isinstance(value, kind):
+                raise TypeError(
+                    f"`TrainConfig.{name}` must be a `{kind.__name__}`, but got "
+                    f"`{type(value).__name__}`."
+                )
+        for name, at_least in (("seed", 0), ("checkpoint_every_steps", 1)):
+            value = vars(self)[name]
+            if isinstance(value, bool) or not isinstance(value, int | np.integer):
+                raise TypeError(f"`TrainConfig.{name}` must be an int, but got `{value!r}`.")
+            if value < at_least:
+                raise ValueError(
+                    f"`TrainConfig.{name}` must be at least {at_least}, but got {value}."
+                )

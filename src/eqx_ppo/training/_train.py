@@ -10,6 +10,7 @@ import numpy as np
 import optax
 from jaxtyping import Array
 
+from eqx_ppo._checks import typed
 from eqx_ppo._typing import Metrics
 from eqx_ppo.algorithms import (
     LoggingLevel,
@@ -49,6 +50,7 @@ class TrainResult(NamedTuple):
     total_iterations: int
 
 
+@typed
 def train_ppo(
     env: Env,
     network: StatefulModule,
@@ -75,15 +77,22 @@ def train_ppo(
         an evaluation took place its metrics are part of the call. Also called once before
         training with the first evaluation.
     - `checkpoint_fn`: see `TrainConfig.checkpoint_every_steps`.
-    - `initial_state`: continue from this state instead of a new one.
+    - `initial_state`: continue from this state (its weights and statistics) instead of a new
+        one; `network` then only has to be of the same structure.
 
     **Returns:** the final state, metrics and all evaluations.
     """
     config = TrainConfig() if config is None else config
     run_key, eval_key = jax.random.split(jax.random.key(config.seed))
     device = _compile(env, env if eval_env is None else eval_env, config, optimizer)
+    arrays, remainder = split_network(network)
     if initial_state is None:
-        state = device.start(*split_network(network), run_key)
+        state = device.start(arrays, remainder, run_key)
+    elif remainder != initial_state.remainder:
+        raise ValueError(
+            "`initial_state` was made for another network than the one given. Continue with "
+            "`initial_state.network`, or leave `initial_state` out to start anew."
+        )
     else:
         state = device.copy(initial_state)
     run = _Run(config, device, eval_key, log_fn, checkpoint_fn, int(state.counts.steps))
