@@ -518,14 +518,15 @@ def test_console(capsys):
 
 
 def test_configuration():
-    with pytest.raises(
-        ValueError, match=r"`TrainConfig\.seed` must be an int of at least 0, got -1"
-    ):
+    with pytest.raises(ValueError, match=r"`TrainConfig\.seed` must be at least 0, but got -1"):
         TrainConfig(seed=-1)
-    with pytest.raises(ValueError, match="seed"):
-        TrainConfig(seed=1.0)
-    with pytest.raises(ValueError, match="checkpoint_every_steps` must be at least 1"):
+    for seed in (1.0, True, "1"):
+        with pytest.raises(TypeError, match=r"`TrainConfig\.seed` must be an int"):
+            TrainConfig(seed=seed)
+    with pytest.raises(ValueError, match="checkpoint_every_steps` must be at least 1, but got 0"):
         TrainConfig(checkpoint_every_steps=0)
+    with pytest.raises(TypeError, match=r"`TrainConfig\.ppo` must be a `PPOConfig`"):
+        TrainConfig(ppo={"n_envs": 4})
     with pytest.raises(TypeError, match="learning_rate"):
         TrainConfig(learning_rate=1e-3)
     with pytest.raises(dataclasses.FrozenInstanceError):
