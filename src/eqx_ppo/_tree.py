@@ -88,22 +88,9 @@ def env_axes(state: Tree, batch: int, single: Tree = None) -> tuple[bool, ...]:
     return tuple(flags)
 
 
-def take_rows(state: Tree, index: Array, axes: tuple[bool, ...] | None = None) -> Tree:
-    """Takes the environments `index` out of a batched state; shared leaves stay whole."""
-    leaves, treedef = jax.tree.flatten(state)
-    axes = (True,) * len(leaves) if axes is None else axes
-    taken = [leaf[index] if has_axis else leaf for leaf, has_axis in zip(leaves, axes, strict=True)]
-    return jax.tree.unflatten(treedef, taken)
-
-
-def put_rows(state: Tree, index: Array, new: Tree, axes: tuple[bool, ...]) -> Tree:
-    """Writes the rows `new` over the environments `index`; shared leaves stay."""
-    leaves, treedef = jax.tree.flatten(state)
-    put = [
-        leaf.at[index].set(rows) if has_axis else leaf
-        for leaf, rows, has_axis in zip(leaves, jax.tree.leaves(new), axes, strict=True)
-    ]
-    return jax.tree.unflatten(treedef, put)
+def take_rows(state: _T, index: Array) -> _T:
+    """Takes the environments `index` out of a batched state, all leaves `[B, ...]`."""
+    return jax.tree.map(lambda leaf: leaf[index], state)
 
 
 def merge_time(tree: _T) -> _T:

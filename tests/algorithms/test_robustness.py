@@ -18,7 +18,7 @@ from eqx_ppo.algorithms import (
     ppo_step,
     unroll_env,
 )
-from eqx_ppo.envs import CachedReset, FreshReset, Pendulum, State
+from eqx_ppo.envs import CachedReset, FreshReset, Pendulum, PooledReset, State
 from eqx_ppo.networks import StatefulModuleOutput
 
 KEY = jax.random.key(0)
@@ -213,3 +213,21 @@ def test_a_leaf_that_is_no_array_is_named():
 
     with pytest.raises(TypeError, match=r"`\.info\['name'\]` .* is a `str`"):
         run(Named(), config())
+
+
+def test_cached_resets_of_a_rollout_return_to_the_states_it_was_given():
+    env, n = Faulty(), network()  # every episode is one step long
+    env_state = jax.vmap(env.reset)(jax.random.split(KEY, 4))
+    state = n.initialize_state(4, key=KEY)
+    _, last, seen = unroll_env(
+        env, env_state, n, state, 3, jax.random.key(1), reset_strategy=CachedReset()
+    )
+    np.testing.assert_array_equal(seen.obs, np.stack([env_state.obs] * 3))
+    np.testing.assert_array_equal(last.obs, env_state.obs)
+
+
+@pytest.mark.parametrize("field", ["size", "refill"])
+@pytest.mark.parametrize("value", [4.5, True, 0])
+def test_a_pool_of_no_whole_size_is_refused(field, value):
+    with pytest.raises(ValueError, match=f"`PooledReset.{field}` must be at least 1 and whole"):
+        PooledReset(**{field: value})

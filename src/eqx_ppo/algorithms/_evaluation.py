@@ -17,7 +17,7 @@ from eqx_ppo.algorithms._replay import refresh
 from eqx_ppo.algorithms._rollout import batched_env
 from eqx_ppo.algorithms._step import Stepper, advance
 from eqx_ppo.algorithms._transition import RolloutState
-from eqx_ppo.envs import BatchedEnv, CachedReset, Env
+from eqx_ppo.envs import CachedReset, Env
 from eqx_ppo.networks import StatefulModule
 
 
@@ -70,22 +70,9 @@ def eval_rollout(
     reset_key, network_key, step_key = jax.random.split(as_key(key), 3)
     if deterministic:
         network = eqx.nn.inference_mode(network)
-    state, batched = _start(env, network, n_envs, reset_key, network_key)
-    stepper = Stepper(batched, network, CachedReset(), logging_level)
-    template = jax.eval_shape(lambda s: advance(stepper, s, step_key)[1], state)
-    zeros = jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, jnp.float32), template)
-    start = (
-        jnp.zeros((), jnp.int32),
-        state,
-        jnp.ones(n_envs, jnp.bool_),
-        jnp.zeros(n_envs, jnp.int32),
-        EvalResult(
-            zeros.rewards,
-            jnp.zeros(n_envs, jnp.int32),
-            jnp.zeros(n_envs, jnp.bool_),
-            zeros.metrics,
-        ),
-    )
+    stepper, state = _start(env, network, n_envs, logging_level, (reset_key, network_key))
+    alive, n_counted = jnp.ones(n_envs, jnp.bool_), jnp.zeros(n_envs, jnp.int32)
+    start = (jnp.zeros((), jnp.int32), state, alive, n_counted, _empty(stepper, state))
 
     def running(carry):
         time, _, alive, _, _ = carry
@@ -137,13 +124,37 @@ def evaluate(env: Env, network: StatefulModule, config: EvalConfig, key: KeyLike
 
 
 def _start(
-    env: Env, network: StatefulModule, n_envs: int, reset_key: Array, network_key: Array
-) -> tuple[RolloutState, BatchedEnv]:
+    env: Env,
+    network: StatefulModule,
+    n_envs: int,
+    levels: LoggingLevel,
+    keys: tuple[Array, Array],
+) -> tuple[Stepper, RolloutState]:
+    """Fresh environments and carries, and what steps them.
+
+    They return to their first states, which costs nothing and counts for nothing.
+    """
+    reset_key, network_key = keys
     fresh = jnp.ones(n_envs, jnp.bool_)
     network_state = refresh(network, network.initialize_state(n_envs, key=network_key), fresh)
     batched = batched_env(env, network, network_state, n_envs)
     env_state, reset_state = CachedReset().start(batched, n_envs, reset_key)
-    return RolloutState(env_state, network_state, reset_state, fresh), batched
+    stepper = Stepper(batched, network, CachedReset(), levels)
+    return stepper, RolloutState(env_state, network_state, reset_state, fresh)
+
+
+def _empty(stepper: Stepper, state: RolloutState) -> EvalResult:
+    """The result before the first step, in the structure that its steps will have."""
+
+    def recorded(state):
+        transition = advance(stepper, state, jax.random.key(0))[1]
+        return transition.rewards, transition.metrics
+
+    rewards, metrics = jax.tree.map(
+        lambda leaf: jnp.zeros(leaf.shape, jnp.float32), jax.eval_shape(recorded, state)
+    )
+    n_envs = state.fresh.shape[0]
+    return EvalResult(rewards, jnp.zeros(n_envs, jnp.int32), jnp.zeros(n_envs, jnp.bool_), metrics)
 
 
 def _accumulate(totals: Tree, values: Tree, counts: Bool[Array, " B"]) -> Tree:

@@ -100,13 +100,13 @@ def ppo_loss(
     loss = _total(actor) + config.critic_loss_weight * _total(critic) + penalty
     metrics = {}
     if LoggingLevel.LOSSES in config.logging_level:
-        metrics["losses/actor"] = actor
-        metrics["losses/critic"] = critic
-        metrics["losses/regularization"] = penalty
-        metrics["losses/total"] = loss
-        metrics["losses/ratio_error"] = _worst(
-            jax.tree.map(lambda ratio: jnp.max(jnp.where(valid, jnp.abs(ratio - 1.0), 0.0)), ratios)
-        )
+        metrics = {
+            "losses/actor": actor,
+            "losses/critic": critic,
+            "losses/regularization": penalty,
+            "losses/total": loss,
+            "losses/ratio_error": _ratio_error(ratios, valid),
+        }
     if LoggingLevel.ACTOR_EXTRA in config.logging_level:
         metrics |= _actor_metrics(ratios, valid, config)
     if LoggingLevel.CRITIC_EXTRA in config.logging_level:
@@ -191,5 +191,6 @@ def _total(terms: Tree) -> Float[Array, ""]:
     return sum(jax.tree.leaves(terms), start=jnp.zeros((), jnp.float32))
 
 
-def _worst(terms: Tree) -> Float[Array, ""]:
-    return jnp.max(jnp.stack(jax.tree.leaves(terms)))
+def _ratio_error(ratios: Tree, valid: Bool[Array, "T B"]) -> Float[Array, ""]:
+    errors = [jnp.where(valid, jnp.abs(ratio - 1.0), 0.0) for ratio in jax.tree.leaves(ratios)]
+    return jnp.max(jnp.stack(errors))

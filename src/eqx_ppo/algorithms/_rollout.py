@@ -44,7 +44,8 @@ def unroll_env(  # noqa: PLR0913 (six that are always given, three options)
     - `network_state`: the carry, leaves `[B, ...]`.
     - `unroll_length`: the number of steps T.
     - `key`: a PRNG key for the resets. (The network's randomness is in its carry.)
-    - `reset_strategy`: `FreshReset()` by default.
+    - `reset_strategy`: `FreshReset()` by default. What it keeps is made anew at each call; with
+        `CachedReset()` each environment returns to its row of `env_state`.
     - `fresh`: which carries are at the start of an episode and are made anew with
         `reset_state`; none by default.
     - `logging_level`: `ENV_METRICS` and `NETWORK_METRICS` are recorded.
@@ -58,11 +59,11 @@ def unroll_env(  # noqa: PLR0913 (six that are always given, three options)
     batched = batched_env(env, network, network_state, n_envs)
     strategy = FreshReset() if reset_strategy is None else reset_strategy
     step_key, start_key = jax.random.split(as_key(key))
-    _, reset_state = strategy.start(batched, n_envs, start_key)
+    env_state = batched.canonicalize(env_state)
     state = RolloutState(
-        env_state=batched.canonicalize(env_state),
+        env_state=env_state,
         network_state=network_state,
-        reset_state=reset_state,
+        reset_state=strategy.adopt(batched, env_state, start_key),
         fresh=jnp.zeros(n_envs, jnp.bool_) if fresh is None else fresh,
     )
     stepper = Stepper(batched, network, strategy, logging_level)

@@ -6,7 +6,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Key
 
-from eqx_ppo._tree import expand_to, is_floating, tree_where
+from eqx_ppo._tree import expand_to, is_floating, take_rows, tree_where
 from eqx_ppo._typing import EnvState, Metrics, State, Tree
 from eqx_ppo.algorithms._config import LoggingLevel
 from eqx_ppo.algorithms._transition import RolloutState, Transition
@@ -102,7 +102,7 @@ def bootstrap_values(
     def evaluate(carry):
         remaining, values = carry
         (index,) = jnp.nonzero(remaining, size=chunk, fill_value=n_envs)
-        rows = jax.tree.map(lambda leaf: leaf.at[index].get(mode="clip"), end)
+        rows = take_rows(end, jnp.minimum(index, n_envs - 1))
         output: PPONetworkOutput = network(rows.network_state, rows.obs, None).output
         values = jax.tree.map(
             lambda all_values, some: all_values.at[index].set(some, mode="drop"),

@@ -24,6 +24,10 @@ class ResetStrategy(abc.ABC):
     def start(self, env: BatchedEnv, n_envs: int, key: Key[Array, ""]) -> tuple[EnvState, Tree]:
         """The first states of all environments `[B, ...]`, and the strategy's own state."""
 
+    def adopt(self, env: BatchedEnv, states: EnvState, key: Key[Array, ""]) -> Tree:
+        """The strategy's own state for environments that are running already, `[B, ...]`."""
+        return self.start(env, jnp.shape(states.done)[0], key)[1]
+
     @abc.abstractmethod
     def deal(
         self, env: BatchedEnv, state: Tree, done: Bool[Array, " B"], key: Key[Array, ""]
@@ -64,7 +68,12 @@ class CachedReset(ResetStrategy):
     def start(self, env: BatchedEnv, n_envs: int, key: Key[Array, ""]) -> tuple[EnvState, Tree]:
         """One reset per environment, which is also kept."""
         states = env.reset(jax.random.split(key, n_envs))
-        return states, jax.tree.map(jnp.copy, states)  # no buffer is shared
+        return states, self.adopt(env, states, key)
+
+    def adopt(self, env: BatchedEnv, states: EnvState, key: Key[Array, ""]) -> Tree:
+        """The states as they are: each environment's first one, as far as is known."""
+        del env, key
+        return jax.tree.map(jnp.copy, states)  # no buffer is shared
 
     def deal(
         self, env: BatchedEnv, state: Tree, done: Bool[Array, " B"], key: Key[Array, ""]
@@ -102,8 +111,12 @@ class PooledReset(ResetStrategy):
 
     def __post_init__(self) -> None:
         for name, value in (("size", self.size), ("refill", self.refill)):
-            if value is not None and value < 1:
-                raise ValueError(f"`PooledReset.{name}` must be at least 1, but got {value}.")
+            if value is None:
+                continue
+            if isinstance(value, bool) or not isinstance(value, int) or value < 1:
+                raise ValueError(
+                    f"`PooledReset.{name}` must be at least 1 and whole, but got {value!r}."
+                )
 
     def start(self, env: BatchedEnv, n_envs: int, key: Key[Array, ""]) -> tuple[EnvState, Tree]:
         """One reset per environment and per place in the pool, in one batch."""
