@@ -6,7 +6,9 @@ import importlib
 import re
 import subprocess
 import tomllib
+import traceback
 from pathlib import Path
+from types import CodeType
 from typing import NamedTuple
 
 import jax
@@ -75,7 +77,33 @@ def test_python_of_the_page_runs(page: Path, tmp_path: Path, monkeypatch: pytest
         for block in python_blocks(page):
             code = re.sub(r"\btotal_steps=[\d_]+", "total_steps=5_120", block.code)  # one iteration
             # Blank lines so that a traceback shows the line of the page.
-            exec(compile("\n" * block.line + code, str(page), "exec"), namespace)
+            compiled = compile("\n" * block.line + code, str(page), "exec")
+            if block.label == "test: raises":
+                got, expected = reported(compiled, namespace), text_after(page, block)
+                assert without_digits(got) == without_digits(expected)
+            else:
+                exec(compiled, namespace)
+
+
+def reported(code: CodeType, namespace: dict[str, object]) -> str:
+    """The error that a block raises, as the reader's terminal ends with it."""
+    with pytest.raises(Exception) as caught:  # noqa: PT011 (the page says which)
+        exec(code, namespace)
+    lines = "".join(traceback.format_exception_only(caught.value)).splitlines()
+    lines = [line for line in lines if line.strip("-") and "internal frames" not in line]
+    return "\n".join(re.sub(r"^(\w+\.)+(?=\w+: )", "", line) for line in lines) + "\n"
+
+
+def without_digits(text: str) -> str:
+    """Measured magnitudes may differ between machines."""
+    return re.sub(r"\d\.\d+e[+-]\d+", "#", text)
+
+
+def text_after(page: Path, block: Block) -> str:
+    """The block of text that follows a block of code."""
+    following = [other for other in blocks(page.read_text()) if other.line > block.line]
+    assert following[0].language == "text"
+    return following[0].code
 
 
 def test_blocks_are_found_with_their_labels():

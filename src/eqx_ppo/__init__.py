@@ -6,6 +6,7 @@ The names of the quick start; everything else is in `eqx_ppo.networks`, `eqx_ppo
 
 from importlib.metadata import version as _version
 
+from eqx_ppo._report import ContractError as ContractError, Finding as Finding
 from eqx_ppo.algorithms import (
     EvalConfig as EvalConfig,
     LoggingLevel as LoggingLevel,
@@ -17,8 +18,10 @@ from eqx_ppo.algorithms import (
 )
 from eqx_ppo.envs import EpisodeWrapper as EpisodeWrapper, load_playground as load_playground
 from eqx_ppo.networks import (
+    check_module as check_module,
     make_mlp_actor_critic as make_mlp_actor_critic,
     make_recurrent_actor_critic as make_recurrent_actor_critic,
+    summarize as summarize,
 )
 from eqx_ppo.training import (
     TrainConfig as TrainConfig,

@@ -9,10 +9,16 @@ to agree between leaves.
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, TypeAlias
 
-from jaxtyping import Array, PRNGKeyArray, PyTree, Shaped
+from jaxtyping import Array, Float, PRNGKeyArray, PyTree, Shaped
 
 Tree: TypeAlias = PyTree
 """Any pytree; used where the structure is the caller's business."""
+
+Batch: TypeAlias = Float[Array, "B ..."]
+"""One floating-point array `[B, *feat]`: one step of a batch of environments."""
+
+TimeBatch: TypeAlias = Float[Array, "T B ..."]
+"""One floating-point array `[T, B, *feat]`: a sequence of such steps."""
 
 BatchTree: TypeAlias = PyTree[Shaped[Array, "B ..."]]
 """A pytree whose leaves are `[B, *feat]`: one step of a batch of environments."""

@@ -89,6 +89,7 @@ def ppo_losses(network, transitions: Transition, pre_tanh, envs, config, entropy
     terminated, truncated, valid = map(np.asarray, (t.terminated, t.truncated, t.valid))
     likelihoods, values, penalty = actor_critic(network, as_numpy(t.obs), pre_tanh, entropy_weight)
     gamma, lambda_ = float(config.discounting_factor), float(config.gae_lambda)
+    counted = valid & ~truncated if config.truncation == "mask" else valid
     advantages, targets = {}, {}
     for name in names:
         base, following = old_values[name], next_values[name]
@@ -98,7 +99,7 @@ def ppo_losses(network, transitions: Transition, pre_tanh, envs, config, entropy
                 truncated, next_values[name], np.concatenate([base[1:], next_values[name][-1:]])
             )
         advantages[name] = gae(
-            rewards[name], base, following, terminated, truncated, valid, gamma, lambda_
+            rewards[name], base, following, terminated, truncated, counted, gamma, lambda_
         )
         targets[name] = base + advantages[name]
     if config.combine_advantages:

@@ -140,6 +140,8 @@ VARIANTS = {
     "value clipping": {"value_clip_range": 0.1, "critic_loss_weight": 0.5},
     "in each minibatch": {"advantages": "minibatch"},
     "in each minibatch, combined": {"advantages": "minibatch", "combine_advantages": True},
+    "masked truncation": {"truncation": "mask"},
+    "masked truncation, in each minibatch": {"truncation": "mask", "advantages": "minibatch"},
     "numbers": {"gae_lambda": 0.3, "discounting_factor": 0.8, "clip_range": 0.05},
 }
 
@@ -165,7 +167,7 @@ def test_losses_equal_numpy(recorded, changes):
 
 def test_the_variants_differ(recorded):
     """None of the numbers above is blind to the option that it tests."""
-    envs = np.arange(3)
+    envs = np.arange(3, 6)  # one of them with time limits
     totals = {
         name: expected_losses(recorded, config(**changes), envs)["total"]
         for name, changes in VARIANTS.items()
@@ -223,6 +225,36 @@ def test_advantages_and_targets_equal_numpy(recorded):
         np.testing.assert_allclose(got, expected, rtol=1e-5, atol=1e-5)
         np.testing.assert_allclose(target, value + expected, rtol=1e-5, atol=1e-5)
         assert np.abs(expected).max() > 0.1  # targets are not the values (case B9)
+
+
+@pytest.mark.parametrize(
+    ("terminated", "expected"),
+    [(False, [0.8, 0.0, 2.6]), (True, [-0.1, -1.0, 2.6])],
+    ids=["time limit", "terminated too"],
+)
+def test_masked_time_limit(terminated, expected):
+    """Cases B3 and B5 with the mask: step 1 teaches nothing, unless it also terminated."""
+
+    def column(*numbers):
+        return jnp.array(numbers)[:, None]
+
+    values, ended = column(2.0, 2.0, 2.0), column(False, True, False)
+    transitions = Transition(
+        obs=None,
+        network_output=None,
+        rewards=column(1.0, 1.0, 1.0),
+        terminated=ended & terminated,
+        truncated=ended,
+        done=ended,
+        valid=column(True, True, True),
+        next_values=column(2.0, 0.0, 4.0),  # what a rollout that masks leaves there
+        rollout_extras=None,
+        metrics={},
+    )
+    options = config(truncation="mask", discounting_factor=0.9, gae_lambda=1.0)
+    advantages, targets = advantages_and_targets(transitions, values, options)
+    np.testing.assert_allclose(advantages[:, 0], expected, rtol=1e-6, atol=1e-6)
+    np.testing.assert_allclose(targets, values + advantages, rtol=1e-6)
 
 
 def test_metrics_of_actor_and_critic(recorded):

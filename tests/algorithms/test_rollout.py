@@ -284,6 +284,41 @@ def test_bootstraps_advance_nothing(last_step_too):
         assert_same(anonymous(first), anonymous(second))
 
 
+def primitives(jaxpr):
+    """The names of all primitives, those of inner programs included."""
+    for eqn in jaxpr.eqns:
+        yield eqn.primitive.name
+        for item in jax.tree.leaves(eqn.params):
+            if isinstance(item, ClosedJaxpr):
+                yield from primitives(item.jaxpr)
+
+
+def test_masked_time_limits_are_not_evaluated():
+    """The rollout is the same, without the loop over truncated rows and the values it gives."""
+    network = network_with_memory(jax.random.key(0))
+    carry = network.initialize_state(3, key=jax.random.key(1))
+    batched, strategy = batched_env(ENV, network, carry, 3), CachedReset()
+    _, reset_state = strategy.start(batched, 3, jax.random.key(2))
+    env_state = schedule([0.5, -0.5, 1.0], truncate=[(1, 1), (3, 2)], terminate=[(2, 0)])
+    state = RolloutState(env_state, carry, reset_state, jnp.zeros(3, jnp.bool_))
+
+    def run(truncation):
+        stepper = Stepper(batched, network, strategy, LoggingLevel.NONE, truncation)
+        run = jax.jit(lambda state: collect(stepper, state, 4, 1, jax.random.key(3)))
+        return set(primitives(jax.make_jaxpr(run)(state).jaxpr)), *run(state)
+
+    used, end, rollout = run("bootstrap")
+    masked_used, masked_end, masked = run("mask")
+    assert used - masked_used >= {"while"}
+    assert_same(masked_end, end)
+    truncated = np.asarray(rollout.transitions.truncated)
+    values = np.asarray(rollout.transitions.next_values)
+    assert truncated.sum() == 2
+    assert np.abs(values[truncated]).min() > 1e-3
+    expected = rollout.transitions._replace(next_values=jnp.where(truncated, 0.0, values))
+    assert_same(masked.transitions, expected)
+
+
 class Tape:
     """Observations from a list; the step at `ends_at` terminates, if there is one."""
 

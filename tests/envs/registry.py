@@ -6,6 +6,10 @@ from eqx_ppo import envs
 from tests.helpers.envs import DictEnv, ScriptedEnv
 
 _ACTION = jnp.array([0.3], jnp.float32)
+_ARMS_ACTION = {
+    "left": jnp.array([0.3, -0.2], jnp.float32),
+    "right": jnp.array([-0.5, 0.1], jnp.float32),
+}
 _DICT_ACTION = {
     "arm": jnp.array([0.3, -0.2], jnp.float32),
     "leg": jnp.array([0.5], jnp.float32),
@@ -20,12 +24,18 @@ CASES = {
     "action_reward": (envs.ActionRewardProbe(), _ACTION),
     "observation_action": (envs.ObservationActionProbe(), _ACTION),
     "truncation": (envs.TruncationProbe(), _ACTION),
+    "two_arms": (envs.TwoArms(), _ARMS_ACTION),
     "episode": (envs.EpisodeWrapper(envs.Pendulum(), 3), _ACTION),
     "episode_of_episode": (
         envs.EpisodeWrapper(envs.EpisodeWrapper(envs.Recall(delay=1), 5), 2),
         _ACTION,
     ),
     "reward_scaling": (envs.RewardScalingWrapper(DictEnv(), 0.5), _DICT_ACTION),
+    "action_repeat": (envs.ActionRepeatWrapper(envs.Recall(delay=2), 3), _ACTION),
+    "action_repeat_of_dicts": (
+        envs.EpisodeWrapper(envs.ActionRepeatWrapper(DictEnv(), 2), 3),
+        _DICT_ACTION,
+    ),
     "dict": (DictEnv(), _DICT_ACTION),
     "dict_episode": (envs.EpisodeWrapper(DictEnv(), 5), _DICT_ACTION),
     "scripted": (ScriptedEnv((0, 0, 1), (0, 1, 0)), _ACTION),

@@ -202,6 +202,41 @@ def _sampler(key):
     return nets.NormalTanhSampler(entropy_weight=1e-2, min_std=0.2, std_scale=0.7)
 
 
+def _beta(key):
+    return nets.BetaSampler(entropy_weight=1e-2, max_concentration=50.0)
+
+
+def _categorical(key):
+    return nets.CategoricalSampler(3, entropy_weight=1e-2)
+
+
+def _multi_categorical(key):
+    return nets.MultiCategoricalSampler((2, 1, 3), entropy_weight=1e-2)
+
+
+def _masked(n):
+    return nets.MaskedLogits(jnp.zeros(n, jnp.float32), jnp.zeros(n, jnp.bool_))
+
+
+def _affine(key):
+    return nets.AffineSampler(_beta(key), low=(-0.4, 1.0), high=(0.4, 3.0))
+
+
+def _policy_of_all_kinds(key):
+    """One sampler of every kind, by key, on parameters from one layer."""
+    samplers = {
+        "choice": _categorical(key),
+        "choices": _multi_categorical(key),
+        "push": nets.NormalSampler(2, entropy_weight=1e-2),
+        "steer": nets.AffineSampler(_sampler(key), -0.4, 0.4),
+        "turn": _beta(key),
+    }
+    sizes = {"choice": 3, "choices": 6, "push": 2, "steer": 2, "turn": 4}
+    keys = jax.random.split(key)
+    heads = [nets.Dense(3, 17, key=keys[0]), nets.Splitter(**sizes), nets.Map(samplers)]
+    return nets.PPOAdapter(action=nets.Sequential(heads), value=nets.Dense(3, 1, key=keys[1]))
+
+
 def _parallel(key):
     keys = jax.random.split(key)
     return nets.Parallel(policy=nets.Dense(3, 4, key=keys[0]), memory=nets.LSTM(3, 4, key=keys[1]))
@@ -357,6 +392,14 @@ MODULE_CASES = (
     ModuleCase("normalizer_behind_delay", _delay_normalizer, FLAT),
     ModuleCase("normalizer_after_encoder", _encoder_normalizer, FLAT),
     ModuleCase("sampler", _sampler, jnp.zeros(4, jnp.float32)),
+    ModuleCase("normal_sampler", lambda key: nets.NormalSampler(3, entropy_weight=1e-2), FLAT),
+    ModuleCase("beta_sampler", _beta, jnp.zeros(4, jnp.float32)),
+    ModuleCase("categorical_sampler", _categorical, FLAT),
+    ModuleCase("masked_sampler", _categorical, _masked(3)),
+    ModuleCase("multi_categorical_sampler", _multi_categorical, jnp.zeros(6, jnp.float32)),
+    ModuleCase("masked_multi_sampler", _multi_categorical, _masked(6)),
+    ModuleCase("affine_sampler", _affine, jnp.zeros(4, jnp.float32)),
+    ModuleCase("policy_of_all_kinds", _policy_of_all_kinds, FLAT),
     ModuleCase("lift_layer_norm", lambda key: nets.Lift(eqx.nn.LayerNorm(3)), FLAT),
     ModuleCase("lift_mlp", lambda key: nets.Lift(eqx.nn.MLP(3, 4, 4, 1, key=key)), FLAT),
     ModuleCase("parallel", _parallel, FLAT),

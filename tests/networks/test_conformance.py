@@ -32,7 +32,19 @@ DONE[:, 5] = True  # every step; environment 6 never ends
 CASES = {case.name: case for case in MODULE_CASES}
 EVERY = pytest.mark.parametrize("name", CASES)
 
+SAMPLERS = (
+    "sampler",
+    "normal_sampler",
+    "beta_sampler",
+    "categorical_sampler",
+    "masked_sampler",
+    "multi_categorical_sampler",
+    "masked_multi_sampler",
+    "affine_sampler",
+)
 WITH_FROZEN = (
+    "affine_sampler",
+    "policy_of_all_kinds",
     "normalizer",
     "normalizer_before_data",
     "normalizer_mixed",
@@ -49,7 +61,8 @@ WITH_FROZEN = (
     "graph_without_delay",
 )
 WITH_RANDOMNESS = (
-    "sampler",
+    *SAMPLERS,
+    "policy_of_all_kinds",
     "adapter",
     "mlp_actor_critic",
     "lstm_actor_critic",
@@ -66,7 +79,7 @@ WITHOUT_PARAMETERS = (
     "normalizer_before_data",
     "normalizer_mixed",
     "normalizer_behind_delay",
-    "sampler",
+    *(name for name in SAMPLERS if name != "normal_sampler"),
     "empty_sequential",
     "count_up",
     "scale",
@@ -453,7 +466,7 @@ def test_serialize_round_trip(name):
 # --- Randomness ---------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("name", ["noise", "lstm_actor_critic"])
+@pytest.mark.parametrize("name", [*SAMPLERS, "noise", "lstm_actor_critic"])
 def test_no_key_is_used_twice_in_rollout_and_replay(name):
     module, r = build(name), rollout(name)
 

@@ -7,8 +7,13 @@ import pytest
 from eqx_ppo.networks import (
     GRU,
     LSTM,
+    AffineSampler,
+    BetaSampler,
+    CategoricalSampler,
     Dense,
+    MultiCategoricalSampler,
     Normalizer,
+    NormalSampler,
     NormalTanhSampler,
     PPOAdapter,
     Sequential,
@@ -94,6 +99,52 @@ def test_a_sampler_of_ones_own_is_used(getkey):
         make_recurrent_actor_critic(3, 1, 4, sampler=sampler, key=getkey()),
     ):
         assert network[1].action[-1] is sampler
+
+
+SAMPLERS = {  # the action size, the outputs of the last layer, the shape and type of an action
+    "normal": (NormalSampler(2, entropy_weight=0.0), 2, 2, (2,), jnp.float32),
+    "beta": (BetaSampler(entropy_weight=0.0), 2, 4, (2,), jnp.float32),
+    "affine": (
+        AffineSampler(NormalTanhSampler(entropy_weight=0.0), [-1, -2], [1, 2]),
+        2,
+        4,
+        (2,),
+        jnp.float32,
+    ),
+    "categorical": (CategoricalSampler(5, entropy_weight=0.0), 1, 5, (), jnp.int32),
+    "multi_categorical": (
+        MultiCategoricalSampler((5, 2), entropy_weight=0.0),
+        2,
+        7,
+        (2,),
+        jnp.int32,
+    ),
+}
+
+
+@pytest.mark.parametrize("name", SAMPLERS)
+def test_the_last_actor_layer_fits_the_sampler(name, getkey):
+    sampler, action_size, n_outputs, shape, dtype = SAMPLERS[name]
+    for network in (
+        make_mlp_actor_critic(3, action_size, (4,), (4,), sampler=sampler, key=getkey()),
+        make_recurrent_actor_critic(3, action_size, 4, sampler=sampler, key=getkey()),
+    ):
+        assert network[1].action[-1] is sampler
+        assert network[1].action[-2].out_features == n_outputs
+        state = network.initialize_state(6, key=getkey())
+        actions = eqx.filter_eval_shape(network, state, jnp.ones((6, 3))).output.actions
+        assert actions.shape == (6, *shape)
+        assert actions.dtype == dtype
+
+
+@pytest.mark.parametrize("name", [name for name in SAMPLERS if name != "beta"])
+def test_a_sampler_for_another_action_size_is_refused(name, getkey):
+    sampler, action_size, *_ = SAMPLERS[name]
+    message = f"actions of size {action_size}.*`action_size` is 5"
+    with pytest.raises(ValueError, match=message):
+        make_mlp_actor_critic(3, 5, (4,), (4,), sampler=sampler, key=getkey())
+    with pytest.raises(ValueError, match=message):
+        make_recurrent_actor_critic(3, 5, 4, sampler=sampler, key=getkey())
 
 
 def test_the_last_actor_layer_is_small_and_the_critic_is_not(getkey):

@@ -132,9 +132,9 @@ def test_a_stateless_module_sees_a_sequence_as_one_batch():
 def test_annotated_methods_of_a_user_are_checked():
     module = Typed(jnp.ones(3))
     np.testing.assert_array_equal(module((), jnp.ones((2, 3))).output, np.ones((2, 3)))
-    with pytest.raises(TypeCheckError, match="parameter 'x'"):
+    with pytest.raises(TypeCheckError, match="expected `x`"):
         module((), jnp.ones((2, 3, 1)))
-    with pytest.raises(TypeCheckError, match="parameter 'x'"):
+    with pytest.raises(TypeCheckError, match="expected `x`"):
         module((), jnp.ones((2, 3), jnp.int32))
     with pytest.raises(TypeCheckError, match="factor"):
         module.scale(jnp.ones(2))
@@ -144,7 +144,7 @@ def test_they_are_checked_under_jit_grad_and_vmap():
     module = Typed(jnp.ones(3))
     wrong = jnp.ones((2, 3, 1))
     for transform in (jax.jit, jax.grad, jax.vmap):
-        with pytest.raises(TypeCheckError, match="parameter 'x'"):
+        with pytest.raises(TypeCheckError, match="expected `x`"):
             transform(lambda x: module((), x).output.sum())(
                 wrong[None] if transform is jax.vmap else wrong
             )
@@ -159,7 +159,7 @@ def test_a_method_may_be_inherited_overridden_and_use_self():
     np.testing.assert_array_equal(
         Scaled(jnp.ones(3))((), jnp.ones((2, 3))).output, np.full((2, 3), 2)
     )
-    with pytest.raises(TypeCheckError, match="parameter 'x'"):
+    with pytest.raises(TypeCheckError, match="expected `x`"):
         Scaled(jnp.ones(3))((), jnp.ones(3))
 
 

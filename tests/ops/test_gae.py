@@ -109,6 +109,21 @@ def test_a_time_limit_bootstraps_and_a_termination_does_not(terminated, truncate
     np.testing.assert_allclose(got[:, 0], expected, rtol=1e-6, atol=1e-6)
 
 
+def test_a_masked_time_limit_counts_for_nothing():
+    """Case B3 in the masked convention: the value 10 is not used, nor is the step."""
+    got = gae(
+        column(1, 1, 1),
+        column(2, 2, 2),
+        column(2, 10, 4),
+        NEVER,
+        flags(0, 1, 0),
+        gamma=0.9,
+        lambda_=1.0,
+        valid=flags(1, 0, 1),
+    )
+    np.testing.assert_allclose(got[:, 0], [0.8, 0.0, 2.6], rtol=1e-6, atol=1e-6)
+
+
 def test_the_last_step_can_terminate():
     ones, twos = column(1, 1, 1), column(2, 2, 2)
     got = gae(ones, twos, twos, flags(0, 0, 1), NEVER, gamma=0.99, lambda_=0.95)

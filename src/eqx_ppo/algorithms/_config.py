@@ -12,6 +12,9 @@ from jaxtyping import Array, ScalarLike
 from eqx_ppo.envs import PooledReset, ResetStrategy
 from eqx_ppo.ops import AdvantageNormalization
 
+Truncation = Literal["bootstrap", "mask"]
+"""What a step at a time limit is worth: bootstrapped, or left out of the advantages."""
+
 
 @final
 class LoggingLevel(enum.Flag):
@@ -80,9 +83,16 @@ class PPOConfig:
     - `combine_advantages`: sums the advantages of all rewards into one for every sampler.
     - `advantages`: computed once per `"rollout"`, or again in each `"minibatch"` with the
         current critic (values at truncated steps and segment ends stay the rollout's).
+    - `truncation`: at a time limit `"bootstrap"` from the value of the true next observation,
+        or `"mask"` the step: its temporal difference counts as 0, so that its advantage is 0
+        and its value target the value itself (what brax and nnx-ppo do; it saves evaluating
+        those observations). A step that also terminated counts as terminated.
     - `n_epochs`, `n_minibatches`: passes over a rollout, and parts per pass.
     - `segment_length`: backpropagate through at most this many steps, and make minibatches
         of segments; it divides `rollout_length`. `None` for the whole rollout.
+    - `replay_chunks`: runs the replay of a minibatch in this many parts, one after another,
+        and again in the backward pass, so that activations of one part at a time are held:
+        less memory for the time of a second forward pass. It does not change results.
     - `critic_loss_weight`: weight of the value loss.
     - `reset_strategy`: where the next episode starts.
     - `iterations_per_call`: iterations that the training loop runs per compiled call, at
@@ -106,9 +116,11 @@ class PPOConfig:
     normalize_advantages: AdvantageNormalization | bool = "minibatch"
     combine_advantages: bool = False
     advantages: Literal["rollout", "minibatch"] = "rollout"
+    truncation: Truncation = "bootstrap"
     n_epochs: int = 4
     n_minibatches: int = 4
     segment_length: int | None = None
+    replay_chunks: int = 1
     critic_loss_weight: ScalarLike = 1.0
     reset_strategy: ResetStrategy = PooledReset()
     iterations_per_call: int = 8
@@ -124,6 +136,7 @@ class PPOConfig:
             "rollout_length",
             "n_epochs",
             "n_minibatches",
+            "replay_chunks",
             "iterations_per_call",
         ):
             _check_whole(self, name, 1)
@@ -136,6 +149,7 @@ class PPOConfig:
             _check_number(self, name, 0.0, math.inf)
         _check_choice(self, "normalize_advantages", ("minibatch", "batch", "none"))
         _check_choice(self, "advantages", ("rollout", "minibatch"))
+        _check_choice(self, "truncation", ("bootstrap", "mask"))
         _check_percentiles(self)
         _check_kind(self, "reset_strategy", ResetStrategy, "such as `PooledReset()`")
         _check_kind(self, "logging_level", LoggingLevel, "such as `LoggingLevel.ALL`")
@@ -166,6 +180,12 @@ class PPOConfig:
                 f"`n_minibatches` must divide n_envs * segments per rollout, but got "
                 f"n_minibatches={self.n_minibatches} for n_envs={self.n_envs} * "
                 f"{self.n_segments} = {samples}. No environment is dropped: choose a divisor."
+            )
+        if (samples // self.n_minibatches) % self.replay_chunks:
+            raise ValueError(
+                "`replay_chunks` must divide the samples of a minibatch, but got replay_chunks="
+                f"{self.replay_chunks} for {samples} / n_minibatches={self.n_minibatches} = "
+                f"{samples // self.n_minibatches}."
             )
         if self.advantages == "minibatch" and self.normalize_advantages == "batch":
             raise ValueError(

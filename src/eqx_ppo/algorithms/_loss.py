@@ -65,7 +65,9 @@ def ppo_loss(
     """
     batch = jax.lax.stop_gradient(batch)
     transitions, valid = batch.transitions, batch.transitions.valid
-    out = replay(network, batch.network_state, batch.fresh, transitions)
+    out = replay(
+        network, batch.network_state, batch.fresh, transitions, n_chunks=config.replay_chunks
+    )
     values = out.output.value_estimates
     if batch.advantages is None:
         advantages, targets = advantages_and_targets(transitions, values, config)
@@ -119,9 +121,13 @@ def advantages_and_targets(
 ) -> tuple[Tree, Tree]:
     """Advantages and value targets per reward, `[T, B]`, from value estimates of each step.
 
-    The values at truncated steps and after the last one are those of the rollout.
+    The values at truncated steps and after the last one are those of the rollout. With
+    `truncation="mask"` the former are not used.
     """
     values = jax.lax.stop_gradient(values)
+    counted = transitions.valid
+    if config.truncation == "mask":
+        counted = counted & (transitions.terminated | ~transitions.truncated)
     last = jax.tree.map(lambda value: value[-1], transitions.next_values)
     next_values = shift_values(values, last, transitions.truncated, transitions.next_values)
 
@@ -134,7 +140,7 @@ def advantages_and_targets(
             transitions.truncated,
             gamma=config.discounting_factor,
             lambda_=config.gae_lambda,
-            valid=transitions.valid,
+            valid=counted,
         )
 
     advantages = jax.tree.map(estimate, transitions.rewards, values, next_values)

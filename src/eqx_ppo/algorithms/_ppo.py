@@ -62,6 +62,7 @@ def ppo_step(
         network=network,
         strategy=config.reset_strategy,
         levels=config.logging_level,
+        truncation=config.truncation,
     )
     rollout_state, rollout = collect(
         stepper, training_state.rollout_state, config.rollout_length, config.n_segments, rollout_key

@@ -1,15 +1,20 @@
 """The one replay: losses and checks run a rollout's observations through a network again."""
 
+from functools import partial
+from typing import TypeVar
+
 import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float
 
 from eqx_ppo._checks import typed
 from eqx_ppo._tree import tree_where
-from eqx_ppo._typing import State
+from eqx_ppo._typing import State, Tree
 from eqx_ppo.algorithms._transition import Transition
-from eqx_ppo.networks import StatefulModule, StatefulModuleOutput
+from eqx_ppo.networks import StatefulModule, StatefulModuleOutput, at_path
 from eqx_ppo.ops import likelihood_ratio
+
+_T = TypeVar("_T")
 
 
 @typed
@@ -18,6 +23,8 @@ def replay(
     network_state: State,
     fresh: Bool[Array, " B"],
     transitions: Transition,
+    *,
+    n_chunks: int = 1,
 ) -> StatefulModuleOutput:
     """Runs a recorded sequence through `network`, with the carry resets of the rollout.
 
@@ -28,9 +35,48 @@ def replay(
     - `fresh`: which carries are at the start of an episode; those are made anew with
         `reset_state`, so that a trained initial state gets its gradient.
     - `transitions`: leaves `[T, B, ...]`.
+    - `n_chunks`: splits the environments into this many parts, which are run one after
+        another, and again when a gradient is taken. Extras and metrics are left out then.
     """
+    parts = (network_state, fresh, transitions.obs, transitions.done, transitions.rollout_extras)
+    if n_chunks == 1:
+        return _run(network, parts)
+    axes = (0, 0, 1, 1, 1)  # of the environments
+
+    def run(part):
+        out = _run(network, part)._replace(rollout_extras=None, metrics=None)
+        return out._replace(next_state=()), out.next_state
+
+    chunks = tuple(map(partial(_split, n_chunks=n_chunks), parts, axes))
+    out, next_state = jax.lax.map(jax.checkpoint(run), chunks)
+    return _join(out, 1)._replace(next_state=_join(next_state, 0))
+
+
+def _run(network: StatefulModule, parts: tuple) -> StatefulModuleOutput:
+    network_state, fresh, obs, done, extras = parts
     start = refresh(network, network_state, fresh)
-    return network.unroll(start, transitions.obs, transitions.done, transitions.rollout_extras)
+    with at_path("", network, obs):
+        return network.unroll(start, obs, done, extras)
+
+
+def _split(tree: Tree, axis: int, *, n_chunks: int) -> Tree:
+    """Cuts an axis into chunks, which become the first axis."""
+
+    def split(leaf):
+        shape = leaf.shape[:axis] + (n_chunks, -1) + leaf.shape[axis + 1 :]
+        return jnp.moveaxis(leaf.reshape(shape), axis, 0)
+
+    return jax.tree.map(split, tree)
+
+
+def _join(tree: _T, axis: int) -> _T:
+    """Undoes `_split`."""
+
+    def join(leaf):
+        leaf = jnp.moveaxis(leaf, 0, axis)
+        return leaf.reshape(leaf.shape[:axis] + (-1,) + leaf.shape[axis + 2 :])
+
+    return jax.tree.map(join, tree)
 
 
 @typed

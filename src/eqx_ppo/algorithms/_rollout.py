@@ -14,7 +14,7 @@ from eqx_ppo.algorithms._replay import refresh
 from eqx_ppo.algorithms._step import Stepper, advance, bootstrap_values
 from eqx_ppo.algorithms._transition import Rollout, RolloutState, Transition
 from eqx_ppo.envs import BatchedEnv, Env, EnvState, FreshReset, ResetStrategy, env_spec
-from eqx_ppo.networks import PPONetworkOutput, StatefulModule
+from eqx_ppo.networks import PPONetworkOutput, StatefulModule, at_path
 
 _BOOTSTRAP_CHUNK = 8  # environments per evaluation of a truncated step's value
 
@@ -78,7 +78,8 @@ def collect(
 
     The value of the next observation is evaluated where an episode was truncated and after
     the last step; everywhere else it is the estimate of the step that follows. These
-    evaluations change no state.
+    evaluations change no state. A stepper with `truncation="mask"` leaves out the former:
+    there the value is 0.
     """
     network = stepper.network
     state = state._replace(network_state=refresh(network, state.network_state, state.fresh))
@@ -87,15 +88,17 @@ def collect(
 
     def step(state, key):
         next_state, transition, end = advance(stepper, state, key)
-        final_values = bootstrap_values(
-            network,
-            end,
-            transition.truncated,
-            transition.next_values,
-            min(_BOOTSTRAP_CHUNK, n_envs),
-        )
+        if stepper.truncation == "bootstrap":
+            final_values = bootstrap_values(
+                network,
+                end,
+                transition.truncated,
+                transition.next_values,
+                min(_BOOTSTRAP_CHUNK, n_envs),
+            )
+            transition = transition._replace(next_values=final_values)
         extras = shared.drop(transition.obs, transition.rollout_extras)
-        return next_state, transition._replace(next_values=final_values, rollout_extras=extras)
+        return next_state, transition._replace(rollout_extras=extras)
 
     def segment(state, keys):
         last, transitions = jax.lax.scan(step, state, keys)
@@ -138,7 +141,8 @@ def batched_env(env: Env, network: StatefulModule, network_state: State, n_envs:
 
     def act(obs):
         batch = jax.tree.map(lambda x: jax.ShapeDtypeStruct((n_envs, *x.shape), x.dtype), obs)
-        output = jax.eval_shape(lambda s, x: network(s, x, None).output, network_state, batch)
+        with at_path("", network, batch):
+            output = jax.eval_shape(lambda s, x: network(s, x, None).output, network_state, batch)
         if not isinstance(output, PPONetworkOutput):
             raise TypeError(
                 "The network must output a `PPONetworkOutput`, but gave a "

@@ -8,23 +8,25 @@ from jaxtyping import Array, Bool, Key
 
 from eqx_ppo._tree import expand_to, is_floating, take_rows, tree_where
 from eqx_ppo._typing import EnvState, Metrics, State, Tree
-from eqx_ppo.algorithms._config import LoggingLevel
+from eqx_ppo.algorithms._config import LoggingLevel, Truncation
 from eqx_ppo.algorithms._transition import RolloutState, Transition
 from eqx_ppo.envs import BatchedEnv, ResetStrategy, episode_end
-from eqx_ppo.networks import PPONetworkOutput, StatefulModule
+from eqx_ppo.networks import PPONetworkOutput, StatefulModule, at_path
 
 
 @final
 class Stepper(NamedTuple):
     """What stays the same over the steps of a rollout.
 
-    `levels` says which metrics a transition records.
+    `levels` says which metrics a transition records, `truncation` whether a rollout evaluates
+    the observations at time limits.
     """
 
     env: BatchedEnv
     network: StatefulModule
     strategy: ResetStrategy
     levels: LoggingLevel
+    truncation: Truncation = "bootstrap"
 
 
 class StepEnd(NamedTuple):
@@ -47,9 +49,10 @@ def advance(
     **Returns:** the state for the next step; the transition, with zeros for `next_values`;
     and the end of the step before the resets, from which those can be computed.
     """
-    env, network, strategy, levels = stepper
+    env, network, strategy, levels, _ = stepper
     obs, seen = _finite_rows(state.env_state.obs, state.fresh.shape[0])
-    out = network(state.network_state, obs, None)
+    with at_path("", network, obs):
+        out = network(state.network_state, obs, None)
     stepped = env.step(state.env_state, out.output.actions)
 
     terminated, truncated = _episode_end(stepped, state.fresh.shape)

@@ -20,7 +20,8 @@ class Transition(NamedTuple):
     - `valid`: false where the environment's state, observation or reward became
         non-finite. Such a step ends the episode (as a termination), and losses, advantages
         and metrics leave it out.
-    - `next_values`: the value of the true next observation, in the tree of the rewards.
+    - `next_values`: the value of the true next observation, in the tree of the rewards; 0
+        at truncated steps of a rollout that masks them (`PPOConfig.truncation`).
     - `rollout_extras`: what the modules emitted, for the replay and the statistics.
     - `metrics`: `{"env": ..., "net": ...}`, each only if it was asked for.
     """

@@ -4,6 +4,7 @@ An environment is written for *one* instance and never resets itself; the librar
 vectorizes it and replaces ended episodes.
 """
 
+from eqx_ppo.envs._action_repeat import ActionRepeatWrapper as ActionRepeatWrapper
 from eqx_ppo.envs._batched import BatchedEnv as BatchedEnv, EnvSpec as EnvSpec, env_spec as env_spec
 from eqx_ppo.envs._pendulum import Pendulum as Pendulum
 from eqx_ppo.envs._playground import (
@@ -34,6 +35,7 @@ from eqx_ppo.envs._resets import (
     ResetStrategy as ResetStrategy,
 )
 from eqx_ppo.envs._state import State as State
+from eqx_ppo.envs._two_arms import TwoArms as TwoArms
 from eqx_ppo.envs._wrappers import (
     EpisodeWrapper as EpisodeWrapper,
     RewardScalingWrapper as RewardScalingWrapper,

@@ -2,10 +2,11 @@
 
 from eqx_ppo.networks._adapter import PPOAdapter as PPOAdapter, PPONetworkOutput as PPONetworkOutput
 from eqx_ppo.networks._by_key import Concat as Concat, Map as Map, Merge as Merge
+from eqx_ppo.networks._conformance import check_module as check_module
 from eqx_ppo.networks._container import Call as Call, Container as Container
 from eqx_ppo.networks._delay import Delay as Delay, DelayState as DelayState
 from eqx_ppo.networks._dense import Dense as Dense
-from eqx_ppo.networks._errors import check_lead as check_lead
+from eqx_ppo.networks._errors import at_path as at_path, check_lead as check_lead
 from eqx_ppo.networks._factories import (
     make_mlp as make_mlp,
     make_mlp_actor_critic as make_mlp_actor_critic,
@@ -19,9 +20,7 @@ from eqx_ppo.networks._frozen import (
     trainable as trainable,
 )
 from eqx_ppo.networks._graph import (
-    Connection as Connection,
     GraphBuilder as GraphBuilder,
-    Population as Population,
     PopulationGraph as PopulationGraph,
 )
 from eqx_ppo.networks._lift import Lift as Lift
@@ -39,6 +38,7 @@ from eqx_ppo.networks._normalizer import (
     NormalizerStatistics as NormalizerStatistics,
 )
 from eqx_ppo.networks._parallel import Parallel as Parallel
+from eqx_ppo.networks._populations import Connection as Connection, Population as Population
 from eqx_ppo.networks._rearrange import (
     Filter as Filter,
     Flattener as Flattener,
@@ -51,9 +51,25 @@ from eqx_ppo.networks._recurrent import (
     LSTMState as LSTMState,
     RecurrentLayer as RecurrentLayer,
 )
-from eqx_ppo.networks._samplers import NormalTanhSampler as NormalTanhSampler, Sample as Sample
+from eqx_ppo.networks._samplers import (
+    ActionDistribution as ActionDistribution,
+    ActionSampler as ActionSampler,
+    AffineSampler as AffineSampler,
+    BetaSampler as BetaSampler,
+    CategoricalSampler as CategoricalSampler,
+    MaskedLogits as MaskedLogits,
+    MultiCategoricalSampler as MultiCategoricalSampler,
+    NormalSampler as NormalSampler,
+    NormalTanhSampler as NormalTanhSampler,
+    Sample as Sample,
+)
 from eqx_ppo.networks._scale import Scale as Scale
 from eqx_ppo.networks._sequential import Sequential as Sequential
+from eqx_ppo.networks._summary import (
+    ModuleSummary as ModuleSummary,
+    Summary as Summary,
+    summarize as summarize,
+)
 from eqx_ppo.networks._variational import (
     AR1State as AR1State,
     AR1VariationalBottleneck as AR1VariationalBottleneck,

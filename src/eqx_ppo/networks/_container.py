@@ -90,10 +90,13 @@ class Container(StatefulModule):
         self, state: State, x: Tree, rollout_extras: Extras = None
     ) -> StatefulModuleOutput:
         """Runs one step of every child that `wire` calls."""
-        call = Call(
-            self, self._unpack(state), self._unpack(rollout_extras), _batch_of(x, state), None
-        )
+        call = self.begin(state, x, rollout_extras)
         return call.finish(self.wire(call, x))
+
+    def begin(self, state: State, x: Tree, rollout_extras: Extras = None) -> "Call":
+        """What `wire` is given for one step."""
+        lead = _batch_of(state, x)
+        return Call(self, self._unpack(state), self._unpack(rollout_extras), lead, None)
 
     def unroll(
         self,
@@ -195,6 +198,7 @@ class Call:
         self._lead = lead
         self._done = done
         self._results: dict[str, StatefulModuleOutput] = {}
+        self.inputs: dict[str, Tree] = {}  # of the children called so far
 
     def __call__(self, name: str, x: Tree) -> Tree:
         """Runs the child `name` on `x` and returns its output.
@@ -203,7 +207,7 @@ class Call:
         state and one slot for extras), and leaves that do not lead with the batch axes.
         """
         child = self._container[name]
-        with at_path(self._container.segment(name), child):
+        with at_path(self._container.segment(name), child, x):
             if name in self._results:
                 raise ValueError(
                     f"The child `{name}` of `{type(self._container).__name__}` was called twice "
@@ -211,6 +215,7 @@ class Call:
                     "be wrong. Use two children; `call.local` is for arithmetic."
                 )
             check_lead("The input", x, self._lead)
+            self.inputs[name] = x
             check_lead("The state", self._states[name], self._lead[-1:])
             result = self._run(child, self._states[name], x, self._extras[name])
             self._check(result)
@@ -286,9 +291,9 @@ class Call:
             )
 
 
-def _batch_of(x: Tree, state: State) -> tuple[int, ...]:
-    """`(B,)`, read from the first array of the input or else of the state."""
-    for leaf in jax.tree.leaves((x, state)):
+def _batch_of(state: State, x: Tree) -> tuple[int, ...]:
+    """`(B,)`, read from the first array of the state or else of the input."""
+    for leaf in jax.tree.leaves((state, x)):
         if jnp.ndim(leaf) > 0:
             return jnp.shape(leaf)[:1]
     raise ValueError(

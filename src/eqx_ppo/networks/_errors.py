@@ -3,6 +3,7 @@
 from collections.abc import Iterator
 from contextlib import contextmanager
 
+import equinox as eqx
 import jax
 import jax.numpy as jnp
 from jaxtyping import Array
@@ -13,8 +14,8 @@ _NOTE = "In module `network"
 
 
 @contextmanager
-def at_path(segment: str, module: object) -> Iterator[None]:
-    """Adds the place of a child to any error that passes.
+def at_path(segment: str, module: object, x: Tree = None) -> Iterator[None]:
+    """Adds the place of a child, and its input `x` if given, to any error that passes.
 
     Nested containers build one note, such as ``In module `network.layers[1].action` ``, each
     putting its own `segment` in front of what the inner ones wrote.
@@ -26,8 +27,17 @@ def at_path(segment: str, module: object) -> Iterator[None]:
         if notes and notes[-1].startswith(_NOTE):
             notes[-1] = _NOTE + segment + notes[-1].removeprefix(_NOTE)
         else:
-            error.add_note(f"{_NOTE}{segment}` (`{type(module).__name__}`).")
+            seen = "" if x is None else f", whose input was {eqx.tree_pformat(x, width=1000)}"
+            error.add_note(f"{_NOTE}{segment}` (`{type(module).__name__}`){seen}.")
         raise
+
+
+def place_of(error: Exception, root: str) -> str:
+    """The place that `at_path` gave an error below `root`."""
+    for note in reversed(error.__dict__.get("__notes__", [])):
+        if note.startswith(_NOTE):
+            return root + note.removeprefix(_NOTE).split("`")[0]
+    return root
 
 
 def check_lead(what: str, tree: Tree, lead: tuple[int, ...]) -> None:

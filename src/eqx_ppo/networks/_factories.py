@@ -11,7 +11,7 @@ from eqx_ppo.networks._dense import Dense
 from eqx_ppo.networks._module import StatefulModule
 from eqx_ppo.networks._normalizer import Normalizer
 from eqx_ppo.networks._recurrent import GRU, LSTM
-from eqx_ppo.networks._samplers import NormalTanhSampler
+from eqx_ppo.networks._samplers import ActionSampler, NormalTanhSampler
 from eqx_ppo.networks._sequential import Sequential
 
 _SMALL_OUTPUT = 1e-2  # scale of the last actor layer: first actions near 0, deviations alike
@@ -89,7 +89,7 @@ def make_mlp_actor_critic(
     key: KeyLike,
     activation: Activation = jax.nn.swish,
     normalize_obs: bool = True,
-    sampler: NormalTanhSampler | None = None,
+    sampler: ActionSampler | None = None,
 ) -> StatefulModule:
     """The standard network: `Sequential([Normalizer, PPOAdapter(action=..., value=...)])`.
 
@@ -98,15 +98,21 @@ def make_mlp_actor_critic(
 
     **Arguments:**
 
-    - `obs_size`, `action_size`: sizes of the flat observation and action.
+    - `obs_size`, `action_size`: sizes of the flat observation and action. A discrete action
+        is one number.
     - `actor_hidden_sizes`, `critic_hidden_sizes`: hidden layers of the two.
     - `key`: a PRNG key.
     - `activation`: the function after each hidden layer.
     - `normalize_obs`: whether observations are standardized by running statistics.
     - `sampler`: the action distribution; `NormalTanhSampler(entropy_weight=1e-2)` by default.
+        The last actor layer has as many outputs as it takes.
+
+    **Raises:** `ValueError` for a sampler that is made for another `action_size`.
     """
+    sampler = _or_default(sampler)
     actor_key, critic_key = jax.random.split(as_key(key))
-    actor = _head([obs_size, *actor_hidden_sizes, 2 * action_size], activation, actor_key)
+    n_parameters = sampler.input_size(action_size)
+    actor = _head([obs_size, *actor_hidden_sizes, n_parameters], activation, actor_key)
     critic = make_mlp(
         [obs_size, *critic_hidden_sizes, 1],
         activation=activation,
@@ -128,7 +134,7 @@ def make_recurrent_actor_critic(  # noqa: PLR0913 (a network is this many choice
     activation: Activation = jax.nn.swish,
     trainable_initial_state: bool = False,
     normalize_obs: bool = True,
-    sampler: NormalTanhSampler | None = None,
+    sampler: ActionSampler | None = None,
 ) -> StatefulModule:
     """The recurrent twin of `make_mlp_actor_critic`: a cell, then dense layers, in each port.
 
@@ -139,6 +145,7 @@ def make_recurrent_actor_critic(  # noqa: PLR0913 (a network is this many choice
     - `actor_hidden_sizes`, `critic_hidden_sizes`: dense layers after the cell.
     - `trainable_initial_state`: see `LSTM`.
     """
+    sampler = _or_default(sampler)
     cell_keys = jax.random.split(as_key(key), 4)
     actor_cell, critic_cell = (
         cell(
@@ -146,7 +153,8 @@ def make_recurrent_actor_critic(  # noqa: PLR0913 (a network is this many choice
         )
         for cell_key in cell_keys[:2]
     )
-    actor = _head([hidden_features, *actor_hidden_sizes, 2 * action_size], activation, cell_keys[2])
+    n_parameters = sampler.input_size(action_size)
+    actor = _head([hidden_features, *actor_hidden_sizes, n_parameters], activation, cell_keys[2])
     critic = make_mlp_layers(
         [hidden_features, *critic_hidden_sizes, 1],
         activation=activation,
@@ -154,6 +162,10 @@ def make_recurrent_actor_critic(  # noqa: PLR0913 (a network is this many choice
         key=cell_keys[3],
     )
     return _assemble(obs_size, [actor_cell, *actor], [critic_cell, *critic], normalize_obs, sampler)
+
+
+def _or_default(sampler: ActionSampler | None) -> ActionSampler:
+    return NormalTanhSampler(entropy_weight=1e-2) if sampler is None else sampler
 
 
 def _head(sizes: Sequence[int], activation: Activation, key: KeyLike) -> list[StatefulModule]:
@@ -174,8 +186,7 @@ def _assemble(
     actor: Sequence[StatefulModule],
     critic: Sequence[StatefulModule],
     normalize_obs: bool,
-    sampler: NormalTanhSampler | None,
+    sampler: ActionSampler,
 ) -> StatefulModule:
-    sampler = NormalTanhSampler(entropy_weight=1e-2) if sampler is None else sampler
     adapter = PPOAdapter(action=Sequential([*actor, sampler]), value=Sequential(critic))
     return Sequential([Normalizer(obs_size), adapter] if normalize_obs else [adapter])

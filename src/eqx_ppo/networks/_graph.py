@@ -1,7 +1,7 @@
 """A graph of populations, with delays and recurrence."""
 
-from collections.abc import Callable, Mapping, Sequence
-from typing import NamedTuple, Self, final
+from collections.abc import Mapping, Sequence
+from typing import Self, final
 
 import equinox as eqx
 import jax
@@ -10,68 +10,41 @@ from jaxtyping import Array, Bool, Float
 
 from eqx_ppo._keys import as_key
 from eqx_ppo._typing import Activation, Extras, KeyLike, State, TimeBatchTree, Tree
-from eqx_ppo.networks._by_key import entries_of
-from eqx_ppo.networks._container import Call, Container
-from eqx_ppo.networks._delay import DelayState
-from eqx_ppo.networks._dense import Dense
-from eqx_ppo.networks._errors import at_path, check_features
+from eqx_ppo.networks._connections import Activations, Connections, Signals
+from eqx_ppo.networks._container import _batch_of
+from eqx_ppo.networks._delay import Delay, DelayState
+from eqx_ppo.networks._errors import at_path
 from eqx_ppo.networks._module import StatefulModule, StatefulModuleOutput
-
-
-class Population(NamedTuple):
-    """A node of a `PopulationGraph`.
-
-    It sums what its incoming connections bring and, with `input_from`, that entry of the
-    graph's input; then it applies its activation once.
-
-    - `name`: unique in the graph.
-    - `size`: number of units.
-    - `activation`: an elementwise function, or `None`.
-    - `input_from`: a key of the graph's input, or `None`.
-    - `output_to`: the key of the graph's output under which it appears, or `None`.
-    """
-
-    name: str
-    size: int
-    activation: Activation | None = None
-    input_from: str | None = None
-    output_to: str | None = None
-
-
-class Connection(NamedTuple):
-    """An edge of a `PopulationGraph`.
-
-    - `source`, `target`: names of populations; they may be the same if `delay > 0`.
-    - `transform`: any module from `[B, source size]` to `[B, target size]`; `None` for a
-        linear `Dense`.
-    - `delay`: reads the source as it was this many steps ago; 0 for the same step.
-    """
-
-    source: str
-    target: str
-    transform: StatefulModule | None = None
-    delay: int = 0
+from eqx_ppo.networks._populations import (
+    Connection,
+    Population,
+    check_connections,
+    check_populations,
+    evaluation_order,
+)
 
 
 @final
 class PopulationGraph(StatefulModule):
     """Populations of units and the connections between them.
 
-    The input is a dict, the output a dict of the populations with `output_to`. Connections
-    without delay are followed in topological order; one with `delay=k` reads what its source
-    was `k` steps ago, zeros if that lies before the start of the episode. So
-    `Connection("a", "a", delay=1)` is recurrence.
+    The input is a dict, of which entries that no population reads are ignored; the output is
+    a dict of the populations with `output_to`. Connections without delay are followed in
+    topological order; one with `delay=k` reads what its source was `k` steps ago, zeros if
+    that lies before the start of the episode. So `Connection("a", "a", delay=1)` is
+    recurrence.
 
     Each source has one circular buffer, as long as its longest outgoing delay. State
     `{"populations": {name: DelayState or ()}, "connections": {name: state}}`, with connections
-    named `"source->target"`.
+    named `"source->target"`, and `"source->target#2"` for a second one.
 
     Build one from records, or step by step with `GraphBuilder`.
     """
 
     populations: tuple[Population, ...] = eqx.field(static=True)
     delays: tuple[int, ...] = eqx.field(static=True)
-    connections: "_Wiring"
+    has_cycle: bool = eqx.field(static=True)
+    connections: Connections
 
     def __init__(
         self, populations: Sequence[Population], connections: Sequence[Connection], *, key: KeyLike
@@ -83,30 +56,36 @@ class PopulationGraph(StatefulModule):
         - `key`: a PRNG key for the default transforms.
 
         **Raises:** `ValueError` for unknown or repeated names, sizes below 1, negative
-        delays, no output, or a cycle of connections without delay, which is named.
+        delays, no output, or a cycle of connections without delay, which is named;
+        `TypeError` for a transform that is not a `StatefulModule`.
         """
-        by_name = _check_populations(populations)
-        _check_connections(by_name, connections)
+        by_name = check_populations(populations)
+        check_connections(by_name, connections)
+        order = evaluation_order(by_name, connections)
         self.populations = tuple(populations)
         self.delays = tuple(
             max((edge.delay for edge in connections if edge.source == name), default=0)
             for name in by_name
         )
-        self.connections = _Wiring(by_name, connections, as_key(key))
+        self.has_cycle = order.has_cycle
+        self.connections = Connections(order.nodes, connections, as_key(key))
 
     def initialize_state(self, batch_size: int, *, key: KeyLike) -> State:
         """Buffers of zeros, and the state of every connection."""
-        return {
-            "populations": self._empty_buffers(batch_size),
-            "connections": self.connections.initialize_state(batch_size, key=key),
+        with at_path(".connections", self.connections):
+            connections = self.connections.initialize_state(batch_size, key=key)
+        buffers = {
+            name: buffer.initialize_state(batch_size, key=key) if buffer else ()
+            for name, buffer in self._buffers().items()
         }
+        return {"populations": buffers, "connections": connections}
 
     def reset_state(self, prev_state: State) -> State:
         """Buffers of zeros, and the reset state of every connection."""
-        return {
-            "populations": jax.tree.map(jnp.zeros_like, prev_state["populations"]),
-            "connections": self.connections.reset_state(prev_state["connections"]),
-        }
+        with at_path(".connections", self.connections):
+            connections = self.connections.reset_state(prev_state["connections"])
+        buffers = jax.tree.map(jnp.zeros_like, prev_state["populations"])
+        return {"populations": buffers, "connections": connections}
 
     def update_statistics(self, rollout_extras: Extras) -> Self:
         """A new graph in which every connection has taken in its own extras."""
@@ -119,20 +98,13 @@ class PopulationGraph(StatefulModule):
         self, state: State, x: Tree, rollout_extras: Extras = None
     ) -> StatefulModuleOutput:
         """One step of the whole graph."""
-        delayed = {
-            name: _read(state["populations"][edge.source], edge.delay)
-            for name, edge in self.connections.edges
-            if edge.delay > 0
-        }
-        extras = None if rollout_extras is None else rollout_extras["connections"]
-        with at_path(".connections", self.connections):
-            out = self.connections(state["connections"], Signals(x, delayed), extras)
-        buffers = {
-            name: _write(buffer, out.output[name]) if isinstance(buffer, DelayState) else ()
-            for name, buffer in state["populations"].items()
-        }
-        next_state = {"populations": buffers, "connections": out.next_state}
-        return self._result(out, next_state)
+        self._check_state(state)
+
+        def delayed(edge: Connection, _: Activations) -> Array:
+            return _read(state["populations"][edge.source], edge.delay)
+
+        signals = Signals(x, delayed, _batch_of(state, x), None)
+        return self._run(signals, state, rollout_extras)
 
     def unroll(
         self,
@@ -141,14 +113,22 @@ class PopulationGraph(StatefulModule):
         done: Bool[Array, "T B"],
         rollout_extras: Extras = None,
     ) -> StatefulModuleOutput:
-        """Runs a sequence: a scan, or without delays the connections' own `unroll`s."""
-        if any(self.delays):
+        """Runs a sequence.
+
+        Where no population reaches itself, the whole sequence goes through one connection
+        after the other, delayed or not; a graph with recurrence is scanned.
+        """
+        if self.has_cycle:
             return StatefulModule.unroll(self, state, xs, done, rollout_extras)
-        extras = None if rollout_extras is None else rollout_extras["connections"]
-        with at_path(".connections", self.connections):
-            out = self.connections.unroll(state["connections"], Signals(xs, {}), done, extras)
-        next_state = {"populations": state["populations"], "connections": out.next_state}
-        return self._result(out, next_state)
+        self._check_state(state)
+
+        def delayed(edge: Connection, activations: Activations) -> Array:
+            source = activations[edge.source]
+            window = _newest(state["populations"][edge.source], edge.delay)
+            return _buffer(source.shape[-1], edge.delay).unroll(window, source, done).output
+
+        signals = Signals(xs, delayed, done.shape, done)
+        return self._run(signals, state, rollout_extras)
 
     def __repr__(self) -> str:
         nodes = [
@@ -164,25 +144,53 @@ class PopulationGraph(StatefulModule):
         ]
         return "\n".join(["PopulationGraph(", *nodes, *edges, ")"])
 
-    def _result(self, out: StatefulModuleOutput, next_state: State) -> StatefulModuleOutput:
+    def _run(self, signals: Signals, state: State, rollout_extras: Extras) -> StatefulModuleOutput:
+        extras = None if rollout_extras is None else rollout_extras["connections"]
+        with at_path(".connections", self.connections):
+            out = self.connections.run(signals, state["connections"], extras)
+        buffers = {
+            name: _after(buffer, state["populations"][name], out.output[name], signals.done)
+            if buffer
+            else ()
+            for name, buffer in self._buffers().items()
+        }
         output = {
             node.output_to: out.output[node.name]
             for node in self.populations
             if node.output_to is not None
         }
-        extras = {"populations": None, "connections": out.rollout_extras}
-        return out._replace(output=output, next_state=next_state, rollout_extras=extras)
+        return out._replace(
+            output=output,
+            next_state={"populations": buffers, "connections": out.next_state},
+            rollout_extras={"populations": None, "connections": out.rollout_extras},
+        )
 
-    def _empty_buffers(self, batch_size: int) -> dict[str, DelayState | tuple[()]]:
+    def _buffers(self) -> dict[str, Delay | None]:
+        """The buffer of each source, and `None` for those without a delayed connection."""
         return {
-            node.name: DelayState(
-                jnp.zeros((batch_size, delay, node.size), jnp.float32),
-                jnp.zeros(batch_size, jnp.int32),
-            )
-            if delay
-            else ()
+            node.name: _buffer(node.size, delay) if delay else None
             for node, delay in zip(self.populations, self.delays, strict=True)
         }
+
+    def _check_state(self, state: State) -> None:
+        """Checks the buffers; those of another graph would be read at other delays."""
+        sizes = {
+            node.name: (delay, node.size) if delay else None
+            for node, delay in zip(self.populations, self.delays, strict=True)
+        }
+        found = None
+        if isinstance(state, Mapping) and set(state) == {"populations", "connections"}:
+            found = {
+                name: jnp.shape(buffer.buffer)[1:] if isinstance(buffer, DelayState) else None
+                for name, buffer in state["populations"].items()
+            }
+        if found != sizes:
+            raise ValueError(
+                "`PopulationGraph` expected the state "
+                '`{"populations": ..., "connections": ...}` with buffers of (steps, units) '
+                f"{sizes}, but got {'another structure' if found is None else found}. Make the "
+                "state with `initialize_state` of this graph."
+            )
 
 
 @final
@@ -255,145 +263,28 @@ class GraphBuilder:
         return PopulationGraph(self._populations, self._connections, key=key)
 
 
-class Signals(NamedTuple):
-    """What one step of the wiring reads: the graph's input, and the delayed sources."""
-
-    inputs: Mapping[str, Tree]
-    delayed: Mapping[str, Array]
+def _buffer(size: int, delay: int) -> Delay:
+    return Delay(jax.ShapeDtypeStruct((size,), jnp.float32), delay)
 
 
-@final
-class _Wiring(Container):
-    """The connections of a graph, as a container without delays of its own."""
-
-    nodes: tuple[Population, ...] = eqx.field(static=True)  # in topological order
-    edges: tuple[tuple[str, Connection], ...] = eqx.field(static=True)
-
-    def __init__(self, by_name: Mapping[str, Population], edges: Sequence[Connection], key: Array):
-        keys = jax.random.split(key, max(len(edges), 1))
-        names = _edge_names(edges)
-        children = {}
-        for name, edge, edge_key in zip(names, edges, keys, strict=False):
-            sizes = by_name[edge.source].size, by_name[edge.target].size
-            children[name] = (
-                Dense(*sizes, key=edge_key) if edge.transform is None else edge.transform
-            )
-        super().__init__(children)
-        bare = [edge._replace(transform=None) for edge in edges]
-        self.nodes = tuple(by_name[name] for name in _topological_order(by_name, edges))
-        self.edges = tuple(zip(names, bare, strict=True))
-
-    def wire(self, call: Call, x: Signals) -> dict[str, Array]:
-        """The activation of every population."""
-        wanted = tuple(node.input_from for node in self.nodes if node.input_from is not None)
-        inputs = entries_of("PopulationGraph", x.inputs, wanted)
-        activations: dict[str, Array] = {}
-        for node in self.nodes:
-            terms = [] if node.input_from is None else [inputs[node.input_from]]
-            for name, edge in self.edges:
-                if edge.target == node.name:
-                    source = x.delayed[name] if edge.delay else activations[edge.source]
-                    terms.append(call(name, source))
-            activations[node.name] = call.local(_integrator(self, node), x, terms)
-        return activations
+def _read(state: DelayState, delay: int) -> Float[Array, "B size"]:
+    """The value of `delay` steps ago."""
+    index = (state.position - delay) % state.buffer.shape[1]
+    return state.buffer[jnp.arange(index.shape[0]), index]
 
 
-def _integrator(module: _Wiring, node: Population) -> Callable[[Signals, list[Array]], Array]:
-    """Sums what reaches a population and applies its activation; leaves `[B, *feat]`."""
-
-    def integrate(signals: Signals, terms: list[Array]) -> Array:
-        n_envs = jax.tree.leaves(signals)[0].shape[0]
-        total = jnp.zeros((n_envs, node.size), jnp.float32)
-        for term in terms:
-            check_features(module, term, (node.size,), f" to the population `{node.name}`")
-            total = total + term.astype(jnp.float32)
-        return total if node.activation is None else node.activation(total)
-
-    return integrate
+def _newest(state: DelayState, delay: int) -> DelayState:
+    """The last `delay` values, as the state of a buffer of that length."""
+    ages = jnp.arange(delay, dtype=jnp.int32)[None] - delay
+    slots = (state.position[:, None] + ages) % state.buffer.shape[1]
+    env = jnp.arange(slots.shape[0])[:, None]
+    return DelayState(state.buffer[env, slots], jnp.zeros_like(state.position))
 
 
-def _read(buffer: DelayState, delay: int) -> Float[Array, "B size"]:
-    index = (buffer.position - delay) % buffer.buffer.shape[1]
-    return buffer.buffer[jnp.arange(index.shape[0]), index]
-
-
-def _write(buffer: DelayState, value: Float[Array, "B size"]) -> DelayState:
-    env = jnp.arange(value.shape[0])
-    position = (buffer.position + 1) % buffer.buffer.shape[1]
-    return DelayState(buffer.buffer.at[env, buffer.position].set(value), position)
-
-
-def _edge_names(edges: Sequence[Connection]) -> list[str]:
-    names: list[str] = []
-    for edge in edges:
-        plain = name = f"{edge.source}->{edge.target}"
-        repeat = 1
-        while name in names:
-            repeat += 1
-            name = f"{plain}#{repeat}"
-        names.append(name)
-    return names
-
-
-def _check_populations(populations: Sequence[Population]) -> dict[str, Population]:
-    by_name: dict[str, Population] = {}
-    outputs: set[str] = set()
-    for node in populations:
-        if node.name in by_name:
-            raise ValueError(f"`PopulationGraph` got two populations named `{node.name}`.")
-        if node.size < 1:
-            raise ValueError(f"The population `{node.name}` needs a size of at least 1.")
-        if node.output_to in outputs:
-            raise ValueError(f"Two populations go to the output `{node.output_to}`.")
-        if node.output_to is not None:
-            outputs.add(node.output_to)
-        by_name[node.name] = node
-    if not outputs:
-        raise ValueError(
-            "`PopulationGraph` needs a population with `output_to`, or it would return nothing."
-        )
-    return by_name
-
-
-def _check_connections(by_name: Mapping[str, Population], edges: Sequence[Connection]) -> None:
-    for edge in edges:
-        for name in (edge.source, edge.target):
-            if name not in by_name:
-                raise ValueError(
-                    f"The connection `{edge.source}->{edge.target}` names the population "
-                    f"`{name}`, which is not there; there are {list(by_name)}."
-                )
-        if isinstance(edge.delay, bool) or not isinstance(edge.delay, int) or edge.delay < 0:
-            raise ValueError(
-                f"The connection `{edge.source}->{edge.target}` needs a delay that is an int of at "
-                f"least 0, but got {edge.delay!r}."
-            )
-
-
-def _topological_order(by_name: Mapping[str, Population], edges: Sequence[Connection]) -> list[str]:
-    """The populations, each after all that it reads in the same step."""
-    sources = {name: [] for name in by_name}
-    for edge in edges:
-        if edge.delay == 0:
-            sources[edge.target].append(edge.source)
-    order: list[str] = []
-    path: list[str] = []
-
-    def visit(name: str) -> None:
-        if name in order:
-            return
-        if name in path:
-            cycle = " <- ".join([*path[path.index(name) :], name])
-            raise ValueError(
-                f"`PopulationGraph` has a cycle of connections without delay: {cycle}. Give one "
-                "of them `delay=1`."
-            )
-        path.append(name)
-        for source in sources[name]:
-            visit(source)
-        path.pop()
-        order.append(name)
-
-    for name in by_name:
-        visit(name)
-    return order
+def _after(
+    buffer: Delay, state: DelayState, activation: Array, done: Bool[Array, "T B"] | None
+) -> DelayState:
+    """The state of a buffer once a step or a sequence has been written to it."""
+    if done is None:
+        return buffer(state, activation).next_state
+    return buffer.unroll(state, activation, done).next_state

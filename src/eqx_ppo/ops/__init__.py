@@ -1,5 +1,20 @@
 """Pure functions on arrays: the mathematics of PPO, without modules or environments."""
 
+from eqx_ppo.ops._beta import (
+    beta_entropy as beta_entropy,
+    beta_log_likelihood as beta_log_likelihood,
+    beta_mode as beta_mode,
+)
+from eqx_ppo.ops._bounded_softplus import (
+    bounded_softplus as bounded_softplus,
+    inverse_bounded_softplus as inverse_bounded_softplus,
+)
+from eqx_ppo.ops._categorical import (
+    IMPOSSIBLE as IMPOSSIBLE,
+    categorical_entropy as categorical_entropy,
+    categorical_log_likelihood as categorical_log_likelihood,
+    masked_log_probabilities as masked_log_probabilities,
+)
 from eqx_ppo.ops._counter import (
     Counter as Counter,
     add_count as add_count,
@@ -19,6 +34,10 @@ from eqx_ppo.ops._moments import (
     Moments as Moments,
     merge_moments as merge_moments,
     new_moments as new_moments,
+)
+from eqx_ppo.ops._normal import (
+    normal_entropy as normal_entropy,
+    normal_log_likelihood as normal_log_likelihood,
 )
 from eqx_ppo.ops._tanh_normal import (
     tanh_log_det as tanh_log_det,

@@ -11,6 +11,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float
 
 from eqx_ppo._checks import typed
+from eqx_ppo.ops._normal import normal_entropy, normal_log_likelihood
 from eqx_ppo.ops._quadrature import (
     HERMITE_NODES,
     HERMITE_WEIGHTS,
@@ -19,7 +20,6 @@ from eqx_ppo.ops._quadrature import (
 )
 
 _LOG_2 = math.log(2.0)
-_HALF_LOG_2PI = 0.5 * math.log(2.0 * math.pi)
 _NARROW_STD = 0.9  # up to here Gauss-Hermite; above, closed form plus fixed Gauss nodes
 
 
@@ -47,9 +47,7 @@ def tanh_normal_log_likelihood(
 
     **Source:** Haarnoja et al., "Soft Actor-Critic" (2018), appendix C.
     """
-    standardized = (pre_tanh - mean) / std
-    log_normal = -0.5 * jnp.square(standardized) - jnp.log(std) - _HALF_LOG_2PI
-    return log_normal - tanh_log_det(pre_tanh)
+    return normal_log_likelihood(pre_tanh, mean, std) - tanh_log_det(pre_tanh)
 
 
 @typed
@@ -87,7 +85,7 @@ def _entropy(mean, std):
         _narrow_log_det(mean, jnp.minimum(std, _NARROW_STD)),
         _wide_log_det(mean, jnp.maximum(std, _NARROW_STD)),
     )
-    return 0.5 + _HALF_LOG_2PI + jnp.log(std) + log_det
+    return normal_entropy(std) + log_det
 
 
 @_entropy.defjvp

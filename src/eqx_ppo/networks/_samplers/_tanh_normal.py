@@ -1,35 +1,51 @@
-"""Action samplers: from distribution parameters to an action and its log-likelihood.
+"""Actions in (-1, 1) from a normal distribution."""
 
-The rollout stores the sample in `rollout_extras`; the replay reads it back and evaluates it
-under the current weights.
-"""
-
-from typing import NamedTuple, final
+from collections.abc import Iterator
+from typing import final
 
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array, Float, Shaped
+from jaxtyping import Array, Float, Key, Shaped
 
-from eqx_ppo._typing import Extras
-from eqx_ppo.networks._module import (
-    RandomModule,
-    RandomState,
-    StatefulModuleOutput,
-    advance,
-    draw_keys,
-)
+from eqx_ppo._typing import Metrics
+from eqx_ppo.networks._samplers._sampler import ActionDistribution, ActionSampler
 from eqx_ppo.ops import tanh_normal_entropy, tanh_normal_log_likelihood, tanh_normal_mode
 
 
-class Sample(NamedTuple):
-    """What a sampler outputs: an action `[B, A]` and its log-likelihood `[B]`."""
+@final
+class TanhNormal(ActionDistribution):
+    r"""A diagonal normal distribution squashed by tanh; the raw value is the pre-tanh one.
 
-    action: Array
-    log_likelihood: Array
+    `mean, std = distribution` gives the two arrays `[B, A]`.
+    """
+
+    mean: Float[Array, "B A"]
+    std: Float[Array, "B A"]
+
+    def __iter__(self) -> Iterator[Array]:
+        return iter((self.mean, self.std))
+
+    def draw(self, keys: Key[Array, " B"]) -> Float[Array, "B A"]:
+        return self.mean + self.std * normal_noise(keys, self.mean)
+
+    def mode(self) -> Float[Array, "B A"]:
+        return self.mean
+
+    def action(self, raw: Float[Array, "B A"]) -> Float[Array, "B A"]:
+        return tanh_normal_mode(raw)
+
+    def log_likelihood(self, raw: Float[Array, "B A"]) -> Float[Array, " B"]:
+        return tanh_normal_log_likelihood(raw, self.mean, self.std).sum(axis=-1)
+
+    def entropy(self) -> Float[Array, " B"]:
+        return tanh_normal_entropy(self.mean, self.std).sum(axis=-1)
+
+    def metrics(self) -> Metrics:
+        return {"mean": self.mean, "std": self.std}
 
 
 @final
-class NormalTanhSampler(RandomModule):
+class NormalTanhSampler(ActionSampler):
     r"""Actions in (-1, 1): a diagonal normal distribution squashed by tanh.
 
     Input `[B, 2 * A]`: the means, then the pre-deviations, with
@@ -76,25 +92,16 @@ class NormalTanhSampler(RandomModule):
         self.std_scale = std_scale
         self.inference = inference
 
-    def __call__(
-        self, state: RandomState, x: Shaped[Array, "B ..."], rollout_extras: Extras = None
-    ) -> StatefulModuleOutput:
-        """Samples in rollout and inference; evaluates the stored sample in replay."""
-        mean, std = self.distribution(x)
-        pre_tanh = self._sample(state, mean, std) if rollout_extras is None else rollout_extras
-        log_likelihood = tanh_normal_log_likelihood(pre_tanh, mean, std).sum(axis=-1)
-        entropy = tanh_normal_entropy(mean, std).sum(axis=-1)
-        return StatefulModuleOutput(
-            output=Sample(tanh_normal_mode(pre_tanh), log_likelihood),
-            next_state=advance(state),
-            rollout_extras=pre_tanh,
-            regularization_loss=-self.entropy_weight * entropy,
-            metrics={"mean": mean, "std": std, "entropy": entropy},
-        )
+    @property
+    def bounds(self) -> tuple[float, float]:
+        """(-1, 1)."""
+        return -1.0, 1.0
 
-    def distribution(
-        self, x: Shaped[Array, "B ..."]
-    ) -> tuple[Float[Array, "B A"], Float[Array, "B A"]]:
+    def input_size(self, action_size: int) -> int:
+        """Two per action."""
+        return 2 * action_size
+
+    def distribution(self, x: Shaped[Array, "B ..."]) -> TanhNormal:
         """The mean and deviation before the squashing, from the sampler's input."""
         if x.ndim != 2 or x.shape[1] % 2 != 0 or x.shape[1] == 0:
             raise ValueError(
@@ -102,10 +109,9 @@ class NormalTanhSampler(RandomModule):
                 f"but got {list(x.shape)}. Give the layer before it 2 outputs per action."
             )
         mean, pre_std = jnp.split(x.astype(jnp.float32), 2, axis=-1)
-        return mean, (jax.nn.softplus(pre_std) + self.min_std) * self.std_scale
+        return TanhNormal(mean, (jax.nn.softplus(pre_std) + self.min_std) * self.std_scale)
 
-    def _sample(self, state: RandomState, mean: Array, std: Array) -> Array:
-        if self.inference:
-            return mean
-        draw = jax.vmap(lambda key: jax.random.normal(key, mean.shape[1:], jnp.float32))
-        return jax.lax.stop_gradient(mean + std * draw(draw_keys(state)))
+
+def normal_noise(keys: Key[Array, " B"], like: Float[Array, "B A"]) -> Float[Array, "B A"]:
+    """Standard normal float32 noise in the shape of `like`, one key per environment."""
+    return jax.vmap(lambda key: jax.random.normal(key, like.shape[1:], jnp.float32))(keys)

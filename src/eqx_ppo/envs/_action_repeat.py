@@ -1,0 +1,86 @@
+"""A wrapper that holds each action for several steps."""
+
+import dataclasses
+from typing import final
+
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, PRNGKeyArray
+
+from eqx_ppo import _typing
+from eqx_ppo._tree import is_floating, replace, strong_type
+from eqx_ppo._typing import Tree
+from eqx_ppo.envs._protocol import episode_end
+from eqx_ppo.envs._wrappers import Wrapper
+
+
+@final
+@dataclasses.dataclass(frozen=True, eq=False)
+class ActionRepeatWrapper(Wrapper):
+    """Takes `repeats` steps of the wrapped environment with each action.
+
+    The reward is the sum over those steps; everything else is what the last one returned. If
+    the episode ends on the way, the remaining steps are not taken: the state stays the one that
+    ended it. Floating-point rewards keep their dtype, others become float32.
+
+    An `EpisodeWrapper` around this one counts actions; inside it, it counts steps.
+
+    **Arguments:**
+
+    - `env`: the environment to wrap.
+    - `repeats`: steps per action, at least 1.
+
+    **Raises:** `TypeError` or `ValueError` if `repeats` is not an integer of at least 1.
+
+    ```python
+    >>> import jax
+    >>> from eqx_ppo.envs import ActionRepeatWrapper, EpisodeWrapper, Pendulum
+    >>> env = ActionRepeatWrapper(EpisodeWrapper(Pendulum(), max_len=200), repeats=4)
+    >>> state = env.step(env.reset(jax.random.key(0)), jax.numpy.zeros(1))
+    >>> int(state.info["episode_steps"])
+    4
+
+    ```
+    """
+
+    repeats: int
+
+    def __post_init__(self) -> None:
+        if isinstance(self.repeats, bool) or not isinstance(self.repeats, int):
+            raise TypeError(
+                f"`repeats` must be a Python integer, but got `{self.repeats!r}` of type "
+                f"`{type(self.repeats).__name__}`."
+            )
+        if self.repeats < 1:
+            raise ValueError(
+                f"`repeats` must be at least 1, but got {self.repeats}. Each action needs a step."
+            )
+
+    def reset(self, key: PRNGKeyArray) -> _typing.EnvState:
+        return _with_float_reward(self.env.reset(key))
+
+    def step(self, state: _typing.EnvState, action: Tree) -> _typing.EnvState:
+        def once(state):
+            return jax.tree.map(_strong, _with_float_reward(self.env.step(state, action)))
+
+        def again(state, _):
+            terminated, truncated = episode_end(state)
+            ended, stepped = terminated | truncated, once(state)
+            total = jax.tree.map(jnp.add, state.reward, stepped.reward)
+            stepped = replace(stepped, reward=total)
+            return jax.tree.map(lambda old, new: jnp.where(ended, old, new), state, stepped), None
+
+        # The first step settles the dtypes, which may be others than those of `reset`.
+        return jax.lax.scan(again, once(state), length=self.repeats - 1)[0]
+
+
+def _with_float_reward(state: _typing.EnvState) -> _typing.EnvState:
+    def as_float(leaf):
+        leaf = jnp.asarray(leaf)
+        return leaf if is_floating(leaf) else leaf.astype(jnp.float32)
+
+    return replace(state, reward=jax.tree.map(as_float, state.reward))
+
+
+def _strong(leaf: Tree) -> Array:
+    return strong_type(jnp.asarray(leaf))

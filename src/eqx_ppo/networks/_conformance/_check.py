@@ -1,0 +1,112 @@
+"""A test of the whole contract, for modules of one's own."""
+
+import contextlib
+
+import jax
+from jaxtyping import Array
+
+from eqx_ppo._checks import typed
+from eqx_ppo._keys import as_key
+from eqx_ppo._report import ContractError, Finding
+from eqx_ppo._typing import KeyLike, Tree
+from eqx_ppo.networks._conformance._rules import RULES
+from eqx_ppo.networks._conformance._trial import Size, Trial, rows
+from eqx_ppo.networks._container import Container
+from eqx_ppo.networks._errors import place_of
+from eqx_ppo.networks._module import StatefulModule
+
+
+@typed
+def check_module(
+    module: StatefulModule,
+    sample_input: Tree,
+    *,
+    key: KeyLike | None = None,
+    n_envs: int = 5,
+    n_steps: int = 6,
+    tolerance: float = 1e-4,
+) -> None:
+    """Tests that a module or a whole network keeps the contract; silent if it does.
+
+    Runs it on random inputs: step by step, as a sequence with resets, and in the replay; with
+    the batch permuted, sliced and changed; compiled and eager; and through its gradients and
+    `update_statistics`. If a network fails, its children are tested one by one to say which
+    is at fault. The page "Check your module" lists the rules.
+
+    ```python
+    def test_my_layer():
+        check_module(MyLayer(3, key=jax.random.key(0)), jnp.zeros(3))
+    ```
+
+    **Arguments:**
+
+    - `module`: what is tested; its weights should not be all zero, or a gradient is easily
+        missed.
+    - `sample_input`: one input *without* batch axes (arrays or `jax.ShapeDtypeStruct`s). The
+        test draws inputs around it: unit normal noise is added to floating-point numbers,
+        booleans are drawn, and integers between 0 and the largest that it has.
+    - `key`: for inputs and states; the same one gives the same test.
+    - `n_envs`, `n_steps`: size of the test, at least 3 each.
+    - `tolerance`: floating-point results agree if they differ by at most
+        `tolerance * (1 + magnitude)`.
+
+    **Raises:** `ContractError` with every finding: the rule, the path of the module, the leaf
+    that shows it, and what to do.
+    """
+    if n_envs < 3 or n_steps < 3:
+        raise ValueError(
+            f"`check_module` needs at least 3 environments and 3 steps, but got {n_envs} and "
+            f"{n_steps}."
+        )
+    key = jax.random.key(0) if key is None else as_key(key)
+    findings = _examine(module, sample_input, "network", key, Size(n_envs, n_steps, tolerance))
+    if findings:
+        raise ContractError(f"`{type(module).__name__}`", findings)
+
+
+def _examine(
+    module: StatefulModule, sample: Tree, path: str, key: Array, size: Size
+) -> list[Finding]:
+    """What is wrong with a module, told of its innermost part that shows it."""
+    trial = Trial(module, sample, key, size)
+    findings = _apply_rules(trial, path)
+    if not findings or not isinstance(module, Container):
+        return findings
+    inner = []
+    for name, x in _inputs_of_children(module, trial).items():
+        child_path = path + module.segment(name)
+        inner += _examine(module[name], rows(x, 0), child_path, key, size)
+    explained = {finding.rule for finding in inner}
+    return inner + [finding for finding in findings if finding.rule not in explained]
+
+
+def _apply_rules(trial: Trial, path: str) -> list[Finding]:
+    """The findings of every rule that can be tested; one that fails to run is broken too."""
+    findings: list[Finding] = []
+    untested: set[str] = set()
+    for name, rule in RULES.items():
+        broken = untested | {finding.rule for finding in findings}
+        if broken & set(rule.needs):
+            untested.add(name)
+            continue
+        try:
+            findings += [Finding(name, path, *fault) for fault in rule.test(trial)]
+        except Exception as error:
+            text = f"it could not be run. {type(error).__name__}: {_first_paragraph(error)}"
+            findings.append(Finding(name, place_of(error, path), "", text))
+    return findings
+
+
+def _first_paragraph(error: Exception) -> str:
+    return str(error).split("\n\n")[0].split("\n-----")[0].strip()
+
+
+def _inputs_of_children(module: Container, trial: Trial) -> dict[str, Tree]:
+    """One batched input of every child that the container calls, up to a failure."""
+    try:
+        call = module.begin(trial.start, trial.x)
+    except Exception:
+        return {}
+    with contextlib.suppress(Exception):  # reported already; what was seen is enough
+        module.wire(call, trial.x)
+    return call.inputs

@@ -1,0 +1,286 @@
+"""What `check_module` runs a module through, and how it compares what comes out.
+
+A `Trial` holds one module, random inputs of the kind of a sample, and the results of running
+them step by step and as a sequence, each computed when a rule first asks for it.
+"""
+
+import functools
+from collections.abc import Callable, Iterator
+from typing import NamedTuple, final
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Array, Bool
+
+from eqx_ppo._tree import tree_where
+from eqx_ppo._typing import Extras, State, Tree
+from eqx_ppo.networks._frozen import trainable
+from eqx_ppo.networks._module import StatefulModule, StatefulModuleOutput
+
+
+class Size(NamedTuple):
+    """How large the trial is, and how exact results must be.
+
+    Floating-point numbers agree if they differ by at most `tolerance * (1 + magnitude)`.
+    """
+
+    n_envs: int
+    n_steps: int
+    tolerance: float
+
+
+@final
+class Trial:
+    """One module under test, with inputs and (lazily) what it makes of them."""
+
+    def __init__(self, module: StatefulModule, sample: Tree, key: Array, size: Size):
+        self.module = module
+        self.size = size
+        self.keys = jax.random.split(key, 4)
+        self.xs = random_inputs(sample, (size.n_steps, size.n_envs), self.keys[0])
+        steps, envs = np.arange(size.n_steps)[:, None], np.arange(size.n_envs)[None]
+        self.done = jnp.asarray((steps + envs) % 3 == 1)  # at different steps, not at the first
+
+    def initial_state(self, n_envs: int, key: int = 1) -> State:
+        """The module's own start; `key` numbers the key that it is made from."""
+        return self.module.initialize_state(n_envs, key=self.keys[key])
+
+    @functools.cached_property
+    def start(self) -> State:
+        """The carry before the first step."""
+        return self.initial_state(self.size.n_envs)
+
+    @functools.cached_property
+    def x(self) -> Tree:
+        """The input of a single step."""
+        return rows(self.xs, -1)
+
+    @functools.cached_property
+    def middle(self) -> State:
+        """A carry in the middle of an episode, save in every third environment."""
+        state = step(self.module, self.start, rows(self.xs, 0), None).next_state
+        done = jnp.arange(self.size.n_envs) % 3 == 1
+        return tree_where(done, reset(self.module, state), state)
+
+    @functools.cached_property
+    def stepped(self) -> StatefulModuleOutput:
+        """One step from there, compiled."""
+        return step(self.module, self.middle, self.x, None)
+
+    @functools.cached_property
+    def rollout(self) -> StatefulModuleOutput:
+        """The steps as the rollout runs them."""
+        return scan(self.module, self.start, self.xs, self.done, None)
+
+    @functools.cached_property
+    def replayed(self) -> StatefulModuleOutput:
+        """The same steps one by one, with the extras given back."""
+        return scan(self.module, self.start, self.xs, self.done, self.rollout.rollout_extras)
+
+    @functools.cached_property
+    def unrolled(self) -> StatefulModuleOutput:
+        """The same as one sequence, with the extras given back."""
+        return unroll(self.module, self.start, self.xs, self.done, self.rollout.rollout_extras)
+
+    @functools.cached_property
+    def is_random(self) -> bool:
+        """Whether what the module does depends on the key of its state."""
+        other = scan(self.module, self.initial_state(self.size.n_envs, 2), self.xs, self.done, None)
+        return self.difference(visible(other), visible(self.rollout)) is not None
+
+    def difference(
+        self, got: Tree, expected: Tree, *, within: str = "", exact: bool = False
+    ) -> "Difference | None":
+        """The first leaf in which two trees of results differ, if there is one.
+
+        `within` is what their paths begin with.
+        """
+        tolerance = 0.0 if exact else self.size.tolerance
+        return next(differences(got, expected, tolerance, within), None)
+
+
+class Difference(NamedTuple):
+    """A leaf by which two trees differ, and what is different."""
+
+    leaf: str
+    text: str
+
+
+@eqx.filter_jit
+def step(module: StatefulModule, state: State, x: Tree, extras: Extras) -> StatefulModuleOutput:
+    """One compiled step."""
+    return module(state, x, extras)
+
+
+@eqx.filter_jit
+def reset(module: StatefulModule, state: State) -> State:
+    """One compiled reset of every environment."""
+    return module.reset_state(state)
+
+
+@eqx.filter_jit
+def scan(
+    module: StatefulModule, state: State, xs: Tree, done: Bool[Array, "T B"], extras: Extras
+) -> StatefulModuleOutput:
+    """The steps one after the other, which every `unroll` must equal."""
+    return StatefulModule.unroll(module, state, xs, done, extras)
+
+
+@eqx.filter_jit
+def unroll(
+    module: StatefulModule, state: State, xs: Tree, done: Bool[Array, "T B"], extras: Extras
+) -> StatefulModuleOutput:
+    """The module's own sequence."""
+    return module.unroll(state, xs, done, extras)
+
+
+@eqx.filter_jit
+def gradient_of(
+    module: StatefulModule,
+    state: State,
+    xs: Tree,
+    done: Bool[Array, "T B"],
+    extras: Extras,
+    by_unroll: bool,
+) -> Tree:
+    """The gradient of a weighted sum of all outputs and penalties, in the replay."""
+    params, static = eqx.partition(module, trainable(module))
+    run = unroll if by_unroll else scan
+
+    def loss(params):
+        network = eqx.combine(params, static)
+        out = run(network, network.reset_state(state), xs, done, extras)
+        terms = [leaf for leaf in jax.tree.leaves(visible(out)) if eqx.is_inexact_array(leaf)]
+        return sum((_weighted(term, index) for index, term in enumerate(terms)), jnp.float32(0))
+
+    return jax.grad(loss)(params)
+
+
+def _weighted(leaf: Array, index: int) -> Array:
+    weights = jnp.sin(1.0 + index + jnp.arange(leaf.size, dtype=jnp.float32))
+    return jnp.sum(weights * leaf.reshape(-1).astype(jnp.float32))
+
+
+def visible(out: StatefulModuleOutput) -> dict[str, Tree]:
+    """What the loss sees of a result."""
+    return {"output": out.output, "regularization_loss": out.regularization_loss}
+
+
+def rows(tree: Tree, index: int | np.ndarray) -> Tree:
+    """The entries `index` of the first axis of every leaf."""
+    return jax.tree.map(lambda leaf: leaf[index], tree)
+
+
+def random_inputs(sample: Tree, lead: tuple[int, ...], key: Array) -> Tree:
+    """Inputs `[*lead, *feat]` around a sample, in its dtypes.
+
+    Floating-point leaves get unit normal noise, booleans are drawn anew, and integers between
+    0 and the largest of the sample, so that an index stays one.
+    """
+    leaves, treedef = jax.tree.flatten(sample)
+    keys = jax.random.split(key, max(len(leaves), 1))
+    drawn = [_random_leaf(leaf, lead, k) for leaf, k in zip(leaves, keys, strict=False)]
+    return jax.tree.unflatten(treedef, drawn)
+
+
+def _random_leaf(leaf: Tree, lead: tuple[int, ...], key: Array) -> Array:
+    if isinstance(leaf, jax.ShapeDtypeStruct):
+        leaf = jnp.zeros(leaf.shape, leaf.dtype)
+    leaf = jnp.asarray(leaf)
+    shape = (*lead, *leaf.shape)
+    if leaf.dtype == jnp.bool_:
+        return jax.random.bernoulli(key, shape=shape)
+    if jnp.issubdtype(leaf.dtype, jnp.integer):
+        high = int(jnp.max(leaf)) if leaf.size else 0
+        return jax.random.randint(key, shape, 0, max(high, 1) + 1, jnp.int32).astype(leaf.dtype)
+    noise = jax.random.normal(key, shape, jnp.float32).astype(leaf.dtype)
+    return jnp.broadcast_to(leaf, shape) + noise
+
+
+def nudged(tree: Tree, by: float) -> Tree:
+    """A copy in which every floating-point number is larger, by `by` and in proportion."""
+    return jax.tree.map(
+        lambda leaf: (
+            leaf + by * (1 + jnp.abs(leaf)).astype(leaf.dtype)
+            if eqx.is_inexact_array(leaf)
+            else leaf
+        ),
+        tree,
+    )
+
+
+def signature(leaf: Tree) -> str:
+    """Dtype, shape and weakness of a leaf: what decides on a recompilation."""
+    weak = " (weakly typed)" if jax.typeof(leaf).weak_type else ""
+    return f"{jnp.result_type(leaf)}{list(jnp.shape(leaf))}{weak}"
+
+
+def named_leaves(
+    tree: Tree, prefix: str = "", is_leaf: Callable[[Tree], bool] | None = None
+) -> list[tuple[str, Tree]]:
+    """The leaves of a tree with their paths, as one writes them: `next_state['h']`."""
+    flat = jax.tree_util.tree_flatten_with_path(tree, is_leaf=is_leaf)[0]
+    return [((prefix + jax.tree_util.keystr(path)).removeprefix("."), leaf) for path, leaf in flat]
+
+
+def mismatches(got: Tree, expected: Tree, within: str = "") -> Iterator[Difference]:
+    """Leaves in which two trees differ in structure, shape, dtype or weak type."""
+    one, two = named_leaves(got, within), named_leaves(expected, within)
+    if jax.tree.structure(got) != jax.tree.structure(expected):
+        names = sorted({name for name, _ in one} ^ {name for name, _ in two})
+        yield Difference(
+            names[0] if names else within,
+            f"the structure {jax.tree.structure(got)} instead of {jax.tree.structure(expected)}",
+        )
+        return
+    for (name, new), (_, old) in zip(one, two, strict=True):
+        if signature(new) != signature(old):
+            yield Difference(name, f"{signature(new)} instead of {signature(old)}")
+
+
+def differences(
+    got: Tree, expected: Tree, tolerance: float, within: str = ""
+) -> Iterator[Difference]:
+    """Leaves in which two trees of arrays differ, in kind or by more than the tolerance."""
+    different = list(mismatches(got, expected, within))
+    if different:
+        yield from different
+        return
+    pairs = zip(named_leaves(got, within), jax.tree.leaves(expected), strict=True)
+    for (name, new), old in pairs:
+        a, b = as_numpy(new), as_numpy(old)
+        if np.issubdtype(a.dtype, np.inexact) or a.dtype.kind == "V":
+            a, b = a.astype(np.float64), b.astype(np.float64)
+            same = np.isclose(a, b, rtol=tolerance, atol=tolerance, equal_nan=True)
+            by = f", by up to {np.nanmax(np.abs(a - b)):.1e}" if not same.all() else ""
+        else:
+            same, by = a == b, ""
+        if not np.all(same):
+            yield Difference(name, f"{np.sum(~same)} of {same.size} numbers differ{by}")
+
+
+def as_numpy(leaf: Array) -> np.ndarray:
+    """The numbers of an array; those of a PRNG key are its words."""
+    if jnp.issubdtype(leaf.dtype, jax.dtypes.prng_key):
+        return np.asarray(jax.random.key_data(leaf))
+    return np.asarray(leaf)
+
+
+def snapshot(tree: Tree) -> Tree:
+    """The values of a tree, in memory of their own."""
+    return jax.tree.map(lambda leaf: as_numpy(leaf).copy() if eqx.is_array(leaf) else leaf, tree)
+
+
+def is_unchanged(tree: Tree, before: Tree) -> bool:
+    """Whether a tree still has the values of its snapshot."""
+    return jax.tree.structure(tree) == jax.tree.structure(before) and all(
+        map(_is_same, jax.tree.leaves(snapshot(tree)), jax.tree.leaves(before))
+    )
+
+
+def _is_same(one: Tree, two: Tree) -> bool:
+    if not isinstance(one, np.ndarray):
+        return one is two or one == two
+    return np.array_equal(one, two, equal_nan=bool(np.issubdtype(one.dtype, np.inexact)))

@@ -1,0 +1,121 @@
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from eqx_ppo import envs
+from eqx_ppo.envs import ActionRepeatWrapper, EpisodeWrapper, State
+from tests.helpers.envs import DictEnv, ScriptedEnv
+
+
+def outcome(state):
+    terminated, truncated = envs.episode_end(state)
+    return int(state.reward), int(state.data.elapsed), bool(terminated), bool(truncated)
+
+
+def repeat_oracle(done, truncated, position, elapsed, repeats):
+    """The wrapper as a plain loop over the script of `ScriptedEnv`."""
+    total = 0
+    for _ in range(repeats):
+        end, flag = bool(done[position]), bool(truncated[position])
+        total, elapsed, position = total + position, elapsed + 1, (position + 1) % len(done)
+        if end or flag:
+            break
+    return total, elapsed, end and not flag, flag
+
+
+@pytest.mark.parametrize("repeats", [1, 2, 3, 5])
+@pytest.mark.parametrize(
+    ("done", "truncated"),
+    [
+        ((0, 0, 0, 0), (0, 0, 0, 0)),
+        ((0, 1, 0, 0), (0, 0, 0, 0)),
+        ((0, 0, 0, 1), (0, 0, 0, 1)),
+        ((0, 0, 0, 0), (0, 0, 1, 0)),
+    ],
+)
+def test_against_a_loop(repeats, done, truncated):
+    env = ActionRepeatWrapper(ScriptedEnv(done, truncated), repeats)
+    step = jax.jit(env.step)
+    seen = set()
+    for seed in range(6):
+        state = env.reset(jax.random.key(seed))
+        position = int(state.data.position)
+        assert outcome(step(state, jnp.zeros(1))) == repeat_oracle(
+            done, truncated, position, 0, repeats
+        )
+        seen.add(position)
+    assert len(seen) > 1
+
+
+def test_repeated_steps_are_those_of_the_wrapped_environment():
+    plain, action = envs.Pendulum(), jnp.array([0.7])
+    env = ActionRepeatWrapper(plain, 3)
+    state = expected = plain.reset(jax.random.key(0))
+    rewards = []
+    for _ in range(3):
+        expected = plain.step(expected, action)
+        rewards.append(expected.reward)
+    state = env.step(state, action)
+    np.testing.assert_allclose(state.obs, expected.obs, rtol=1e-5)
+    np.testing.assert_allclose(state.reward, sum(rewards), rtol=1e-5)
+
+
+def test_every_reward_is_summed():
+    plain, action = DictEnv(lengths=(9,)), {"arm": jnp.ones(2), "leg": -jnp.ones(1)}
+    start = plain.reset(jax.random.key(0))
+    first = plain.step(start, action)
+    second = plain.step(first, action)
+    state = ActionRepeatWrapper(plain, 2).step(start, action)
+    assert state.reward.keys() == {"arm", "leg"}
+    for name, reward in state.reward.items():
+        np.testing.assert_allclose(reward, first.reward[name] + second.reward[name], rtol=1e-5)
+
+
+class Loose:
+    """Its dtypes and weak types change with the first step, and its reward is an integer."""
+
+    def reset(self, key):
+        return State(jnp.zeros(1), 0, False, {"time": 0}, {})
+
+    def step(self, state, action):
+        time = jnp.asarray(state.info["time"], jnp.float32) + 0.5
+        return State(action * 2.0, jnp.int32(3), time > 1.1, {"time": time}, {})
+
+
+def test_dtypes_that_change_with_the_first_step():
+    env = ActionRepeatWrapper(Loose(), 5)
+    state = env.reset(jax.random.key(0))
+    assert state.reward.dtype == jnp.float32
+    state = jax.jit(env.step)(state, jnp.ones(1))
+    assert (float(state.reward), float(state.info["time"])) == (9.0, 1.5)  # three of five
+    assert state.reward.dtype == jnp.float32
+    assert bool(state.done)
+
+
+def test_time_limits_count_actions_outside_and_steps_inside():
+    action = jnp.zeros(1)
+    outside = EpisodeWrapper(ActionRepeatWrapper(envs.Pendulum(), 4), 2)
+    state = outside.step(outside.reset(jax.random.key(0)), action)
+    assert int(state.info["episode_steps"]) == 1
+    inside = ActionRepeatWrapper(EpisodeWrapper(envs.Pendulum(), 6), 4)
+    state = inside.step(inside.reset(jax.random.key(0)), action)
+    assert (int(state.info["episode_steps"]), bool(envs.read_truncation(state))) == (4, False)
+    state = inside.step(state, action)
+    assert (int(state.info["episode_steps"]), bool(envs.read_truncation(state))) == (6, True)
+
+
+def test_stagger_reaches_the_wrapped_environment():
+    env = ActionRepeatWrapper(EpisodeWrapper(envs.Pendulum(), 50), 2)
+    state = env.reset(jax.random.key(0))
+    keys = jax.random.split(jax.random.key(1), 20)
+    steps = jax.vmap(lambda key: env.stagger(state, key))(keys).info["episode_steps"]
+    assert len(np.unique(steps)) > 5
+
+
+@pytest.mark.parametrize(
+    ("repeats", "error"), [(0, ValueError), (True, TypeError), (2.0, TypeError)]
+)
+def test_bad_repeats(repeats, error):
+    with pytest.raises(error, match="`repeats` must be"):
+        ActionRepeatWrapper(envs.Pendulum(), repeats)
