@@ -246,7 +246,7 @@ def test_numpy_arrays_are_told_how_to_become_jax_arrays():
 
 
 def test_arguments_that_are_not_arrays_are_checked_too():
-    with pytest.raises(TypeCheckError, match="`weigh` expected `times` to be `int` but got 'two'"):
+    with pytest.raises(TypeCheckError, match=r"`weigh` expected `times` to be `int` but got 'two'"):
         weigh(jnp.ones((2, 3)), jnp.ones(3), times="two")
 
 
@@ -266,7 +266,7 @@ def test_an_error_of_a_function_further_in_stays_as_it_is():
     def outer(x: Float[Array, "B D"]) -> Array:
         return weigh(x, jnp.ones(7))
 
-    with pytest.raises(TypeCheckError, match="^`weigh` expected `weights`"):
+    with pytest.raises(TypeCheckError, match=r"^`weigh` expected `weights`"):
         outer(jnp.ones((2, 3)))
 
 

@@ -9,8 +9,9 @@ be switched off with `set_shape_checks`; all of them by jaxtyping's own switch.
 import functools
 import inspect
 import re
+import types
 from collections.abc import Callable
-from typing import ParamSpec, Self, TypeVar
+from typing import ParamSpec, Self, TypeVar, Union, get_args, get_origin
 
 from beartype import BeartypeConf, beartype
 from jaxtyping import TypeCheckError, jaxtyped
@@ -99,10 +100,25 @@ def check_methods(cls: type) -> None:
     for name, method in list(vars(cls).items()):
         if inspect.isfunction(method) and method.__annotations__:
             method.__annotations__ = {
-                parameter: cls if hint in (Self, "Self") else hint
+                parameter: _without_self(hint, cls)
                 for parameter, hint in method.__annotations__.items()
             }
             setattr(cls, name, check(method))
+
+
+def _without_self(hint: object, cls: type) -> object:
+    """The annotation with `cls` for `Self`, also within a union or a collection."""
+    if isinstance(hint, str):
+        return cls if hint == "Self" else hint
+    if hint is Self:
+        return cls
+    if isinstance(hint, list):  # the arguments of a `Callable`
+        return [_without_self(part, cls) for part in hint]
+    parts, origin = get_args(hint), get_origin(hint)
+    resolved = tuple(_without_self(part, cls) for part in parts)
+    if resolved == parts:
+        return hint
+    return Union[resolved] if origin is types.UnionType else origin[resolved]  # noqa: UP007
 
 
 def _explain(error: TypeCheckError, function: Callable, args: tuple, kwargs: dict) -> None:

@@ -19,6 +19,11 @@ from tests.parity.convert import to_ancestor
 RENAMED = {"mean": "mu", "std": "sigma", "squared_change": "l2_diff"}  # ours to theirs
 
 
+def jit(function):
+    """Compiles with little optimization, which halves the time: nothing here runs often."""
+    return eqx.filter_jit(function, compiler_options={"xla_backend_optimization_level": 0})
+
+
 def with_weights(build, seed):
     """The module that `build(key)` makes, with arbitrary weights and statistics of nothing.
 
@@ -131,7 +136,7 @@ class Compared(NamedTuple):
     only_ours: list[str]  # metrics that the ancestor does not have
 
 
-@eqx.filter_jit
+@jit
 def compare(module, sequence, run_ours=ours, run_theirs=theirs):
     params, rest = eqx.partition(module, nets.trainable(module))
     smooth, fixed = eqx.partition(sequence.xs, eqx.is_inexact_array)

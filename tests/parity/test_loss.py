@@ -108,7 +108,7 @@ def recorded(name):
         ends = {"terminate": [(1, 0), (5, 1), (7, 2)], "truncate": [(2, 0), (4, 3), (6, 3), (6, 4)]}
         env_state = schedule(np.linspace(-1, 1, B), **ends)
 
-    @jax.jit
+    @common.jit
     def unroll(env_state, carry):
         return unroll_env(env, env_state, network, carry, T, jax.random.key(3))
 
@@ -179,7 +179,7 @@ def their_loss(network, record, config):
         )
 
 
-@eqx.filter_jit
+@common.jit
 def with_gradient(loss, network, record, config):
     params, rest = eqx.partition(network, nets.trainable(network))
 
@@ -256,7 +256,7 @@ def test_bootstrapping_is_another_loss():
     """What the option changes: the value target of a time limit is not the value itself."""
     record = recorded("mlp")
     masked, bootstrapped = (
-        eqx.filter_jit(our_loss_of_rollout)(record.network, record, config(truncation=truncation))
+        common.jit(our_loss_of_rollout)(record.network, record, config(truncation=truncation))
         for truncation in ("mask", "bootstrap")
     )
     assert abs(float(bootstrapped[0] - masked[0])) > 1e-3

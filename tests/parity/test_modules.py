@@ -8,7 +8,6 @@ several rollouts.
 
 import functools
 
-import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -52,7 +51,7 @@ def build(name):
     return module if name.endswith("before_data") else with_statistics(module)
 
 
-@eqx.filter_jit
+@common.jit
 def rollout(module, early, xs):
     """A carry from the middle of episodes, and what a rollout from it stores."""
     state = module.initialize_state(B, key=jax.random.key(7))
@@ -145,9 +144,9 @@ def test_statistics_after_several_rollouts(name):
     for seed in (2, 3, 4):
         xs = jax.tree.map(lambda leaf, seed=seed: seed * leaf + 0.5 * seed, inputs(name, seed))
         extras.append(rollout(module, inputs(name, 1), xs)[1])
-        module = eqx.filter_jit(type(module).update_statistics)(module, extras[-1])
+        module = common.jit(type(module).update_statistics)(module, extras[-1])
 
-    @eqx.filter_jit
+    @common.jit
     def both(before, after, extras):
         promotion, rank = common.as_the_ancestor_runs()
         with promotion, rank:
@@ -172,7 +171,7 @@ def test_factory(normalize_obs):
         options = {"normalize_obs": normalize_obs, "sampler": sampler}
         return nets.make_mlp_actor_critic(4, 2, [5], [6, 3], key=key, **options)
 
-    @eqx.filter_jit
+    @common.jit
     def both(ours, obs):
         theirs = factories.make_mlp_actor_critic(
             4, 2, [5], [6, 3], nnx.Rngs(0), activation="swish", normalize_obs=normalize_obs

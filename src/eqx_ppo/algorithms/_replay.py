@@ -63,7 +63,7 @@ def _split(tree: Tree, axis: int, *, n_chunks: int) -> Tree:
     """Cuts an axis into chunks, which become the first axis."""
 
     def split(leaf):
-        shape = leaf.shape[:axis] + (n_chunks, -1) + leaf.shape[axis + 1 :]
+        shape = (*leaf.shape[:axis], n_chunks, -1, *leaf.shape[axis + 1 :])
         return jnp.moveaxis(leaf.reshape(shape), axis, 0)
 
     return jax.tree.map(split, tree)
@@ -74,7 +74,7 @@ def _join(tree: _T, axis: int) -> _T:
 
     def join(leaf):
         leaf = jnp.moveaxis(leaf, 0, axis)
-        return leaf.reshape(leaf.shape[:axis] + (-1,) + leaf.shape[axis + 2 :])
+        return leaf.reshape((*leaf.shape[:axis], -1, *leaf.shape[axis + 2 :]))
 
     return jax.tree.map(join, tree)
 

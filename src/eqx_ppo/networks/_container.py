@@ -95,7 +95,7 @@ class Container(StatefulModule):
 
     def begin(self, state: State, x: Tree, rollout_extras: Extras = None) -> "Call":
         """What `wire` is given for one step."""
-        lead = _batch_of(state, x)
+        lead = batch_of(state, x)
         return Call(self, self._unpack(state), self._unpack(rollout_extras), lead, None)
 
     def unroll(
@@ -291,7 +291,7 @@ class Call:
             )
 
 
-def _batch_of(state: State, x: Tree) -> tuple[int, ...]:
+def batch_of(state: State, x: Tree) -> tuple[int, ...]:
     """`(B,)`, read from the first array of the state or else of the input."""
     for leaf in jax.tree.leaves((state, x)):
         if jnp.ndim(leaf) > 0:

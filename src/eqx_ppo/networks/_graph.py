@@ -11,7 +11,7 @@ from jaxtyping import Array, Bool, Float
 from eqx_ppo._keys import as_key
 from eqx_ppo._typing import Activation, Extras, KeyLike, State, TimeBatchTree, Tree
 from eqx_ppo.networks._connections import Activations, Connections, Signals
-from eqx_ppo.networks._container import _batch_of
+from eqx_ppo.networks._container import batch_of
 from eqx_ppo.networks._delay import Delay, DelayState
 from eqx_ppo.networks._errors import at_path
 from eqx_ppo.networks._module import StatefulModule, StatefulModuleOutput
@@ -103,7 +103,7 @@ class PopulationGraph(StatefulModule):
         def delayed(edge: Connection, _: Activations) -> Array:
             return _read(state["populations"][edge.source], edge.delay)
 
-        signals = Signals(x, delayed, _batch_of(state, x), None)
+        signals = Signals(x, delayed, batch_of(state, x), None)
         return self._run(signals, state, rollout_extras)
 
     def unroll(

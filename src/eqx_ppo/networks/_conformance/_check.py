@@ -8,9 +8,10 @@ from jaxtyping import Array
 from eqx_ppo._checks import typed
 from eqx_ppo._keys import as_key
 from eqx_ppo._report import ContractError, Finding
+from eqx_ppo._tree import merge_time, split_time
 from eqx_ppo._typing import KeyLike, Tree
 from eqx_ppo.networks._conformance._rules import RULES
-from eqx_ppo.networks._conformance._trial import Size, Trial, rows
+from eqx_ppo.networks._conformance._trial import Size, Trial, random_inputs, step
 from eqx_ppo.networks._container import Container
 from eqx_ppo.networks._errors import place_of
 from eqx_ppo.networks._module import StatefulModule
@@ -58,24 +59,22 @@ def check_module(
             f"`check_module` needs at least 3 environments and 3 steps, but got {n_envs} and "
             f"{n_steps}."
         )
-    key = jax.random.key(0) if key is None else as_key(key)
-    findings = _examine(module, sample_input, "network", key, Size(n_envs, n_steps, tolerance))
+    input_key, key = jax.random.split(jax.random.key(0) if key is None else as_key(key))
+    xs = random_inputs(sample_input, (n_steps, n_envs), input_key)
+    findings = _examine(module, xs, "network", key, Size(n_envs, n_steps, tolerance))
     if findings:
         raise ContractError(f"`{type(module).__name__}`", findings)
 
 
-def _examine(
-    module: StatefulModule, sample: Tree, path: str, key: Array, size: Size
-) -> list[Finding]:
+def _examine(module: StatefulModule, xs: Tree, path: str, key: Array, size: Size) -> list[Finding]:
     """What is wrong with a module, told of its innermost part that shows it."""
-    trial = Trial(module, sample, key, size)
+    trial = Trial(module, xs, key, size)
     findings = _apply_rules(trial, path)
     if not findings or not isinstance(module, Container):
         return findings
     inner = []
-    for name, x in _inputs_of_children(module, trial).items():
-        child_path = path + module.segment(name)
-        inner += _examine(module[name], rows(x, 0), child_path, key, size)
+    for name, child_xs in _inputs_of_children(module, trial).items():
+        inner += _examine(module[name], child_xs, path + module.segment(name), key, size)
     explained = {finding.rule for finding in inner}
     return inner + [finding for finding in findings if finding.rule not in explained]
 
@@ -102,11 +101,21 @@ def _first_paragraph(error: Exception) -> str:
 
 
 def _inputs_of_children(module: Container, trial: Trial) -> dict[str, Tree]:
-    """One batched input of every child that the container calls, up to a failure."""
+    """`[T, B, ...]` inputs of every child that the container calls, up to a failure.
+
+    They are what the child gets from the others, in one step of `T*B` environments that have
+    run for a while, since not every input makes sense to it.
+    """
+    n_steps, n_envs = trial.done.shape
+    xs = merge_time(trial.xs)
+    state = trial.initial_state(n_steps * n_envs)
+    with contextlib.suppress(Exception):  # reported already; what was seen is enough
+        for _ in range(n_steps):
+            state = step(module, state, xs, None).next_state
     try:
-        call = module.begin(trial.start, trial.x)
+        call = module.begin(state, xs)
     except Exception:
         return {}
-    with contextlib.suppress(Exception):  # reported already; what was seen is enough
-        module.wire(call, trial.x)
-    return call.inputs
+    with contextlib.suppress(Exception):
+        module.wire(call, xs)
+    return {name: split_time(x, n_steps) for name, x in call.inputs.items()}

@@ -24,8 +24,10 @@ from eqx_ppo.networks._conformance._trial import (
     visible,
 )
 from eqx_ppo.networks._frozen import Statistics, trainable
+from eqx_ppo.networks._module import StatefulModule
 
-_NUDGE = 0.1
+_NUDGES = (0.1, 1.0)
+_LARGE = 1e3
 
 
 def statistics(trial: Trial) -> Faults:
@@ -49,19 +51,36 @@ def statistics(trial: Trial) -> Faults:
     moved = trial.difference(eqx.filter(new, mask), eqx.filter(module, mask), exact=True)
     if moved:
         yield Fault(moved.leaf, "`update_statistics` moved an array that is trained.")
-    updated = dict(_statistics(new))
     for name, node in _statistics(module):
-        if not trial.difference(eqx.filter(updated[name], eqx.is_array), node, exact=True):
-            where = _is_at(name)
-            other = eqx.tree_at(where, module, nudged(node, 0.5))
-            out = scan(other, trial.start, trial.xs, trial.done, None)
-            if trial.difference(visible(out), visible(trial.rollout)):
-                yield Fault(
-                    name,
-                    "these statistics are used, but a rollout did not move them. Emit what they "
-                    "learn from in `rollout_extras`, and pass each child its own extras in "
-                    "`update_statistics` (`Container` does).",
-                )
+        if _matters(trial, name, nudged(node, 0.5)) and not _is_learned(trial, name, new):
+            yield Fault(
+                name,
+                "these statistics are used, but a rollout did not move them. Emit what they "
+                "learn from in `rollout_extras`, and pass each child its own extras in "
+                "`update_statistics` (`Container` does).",
+            )
+
+
+def _matters(trial: Trial, name: str, node: Tree, *, exact: bool = False) -> bool:
+    """Whether the rollout is another one with `node` in the place of the one at `name`."""
+    other = eqx.tree_at(_is_at(name), trial.module, node)
+    out = scan(other, trial.start, trial.xs, trial.done, None)
+    return trial.difference(visible(out), visible(trial.rollout), exact=exact) is not None
+
+
+def _is_learned(trial: Trial, name: str, new: StatefulModule) -> bool:
+    """Whether an update moved what is used, if not with these extras then with large ones.
+
+    Some statistics, such as the largest value so far, do not move with every rollout.
+    """
+    if _matters(trial, name, dict(_statistics(new))[name], exact=True):
+        return True
+    extras = jax.tree.map(
+        lambda leaf: leaf * jnp.asarray(_LARGE, leaf.dtype) if eqx.is_inexact_array(leaf) else leaf,
+        trial.rollout.rollout_extras,
+    )
+    large = trial.module.update_statistics(extras)
+    return _matters(trial, name, dict(_statistics(large))[name], exact=True)
 
 
 def gradients(trial: Trial) -> Faults:
@@ -86,23 +105,41 @@ def gradients(trial: Trial) -> Faults:
             f"the gradient through `unroll` must equal that through the steps, but {found.text}.",
         )
         return
-    silent = {name for name, grad in named_leaves(grads) if not np.any(as_numpy(grad))}
-    if not silent:
-        return
-    moved = gradient_of(_nudged_params(trial.module), *given, True)
-    silent &= {name for name, grad in named_leaves(moved) if not np.any(as_numpy(grad))}
+    silent = _without_gradient(grads)
+    for by in _NUDGES if silent else ():
+        silent &= _without_gradient(gradient_of(_nudged_params(trial.module, by), *given, True))
     for name in sorted(silent):
-        other = eqx.tree_at(_is_at(name), trial.module, replace_fn=lambda a: nudged(a, _NUDGE))
-        started = reset(other, trial.start)
-        out = unroll(other, started, *given[1:])
-        base = unroll(trial.module, reset(trial.module, trial.start), *given[1:])
-        if trial.difference(visible(out), visible(base)):
+        if _depends_on(trial, name, trial.rollout.rollout_extras):
             yield Fault(
                 name,
                 "the output depends on this array, but no gradient reaches it. Remove the "
                 "`stop_gradient` or rounding on the way, or, if it is not to be trained, put it "
                 "into a `Constant`.",
             )
+        elif _depends_on(trial, name, None):
+            yield Fault(
+                name,
+                "the output of the rollout depends on this array, but that of the replay does "
+                "not, so no gradient reaches it. Compute outputs and log-likelihoods anew in the "
+                "replay and store only what was drawn, or, if it is not to be trained, put it "
+                "into a `Constant`.",
+            )
+
+
+def _without_gradient(grads: Tree) -> set[str]:
+    return {name for name, grad in named_leaves(grads) if not np.any(as_numpy(grad))}
+
+
+def _depends_on(trial: Trial, name: str, extras: Tree) -> bool:
+    """Whether the output of a sequence is another one when the array at `name` is moved."""
+
+    def run(module):
+        started = reset(module, trial.start)
+        return visible(unroll(module, started, trial.xs, trial.done, extras))
+
+    where, base = _is_at(name), run(trial.module)
+    moved = [eqx.tree_at(where, trial.module, replace_fn=lambda a: nudged(a, by)) for by in _NUDGES]
+    return any(trial.difference(run(module), base) is not None for module in moved)
 
 
 def retracing(trial: Trial) -> Faults:
@@ -143,7 +180,7 @@ def _is_at(name: str) -> Callable[[Tree], Tree]:
     return lambda module: dict(named_leaves(module, is_leaf=_is_statistics))[name]
 
 
-def _nudged_params(module: Tree) -> Tree:
-    """The module with every trained array moved a little."""
+def _nudged_params(module: Tree, by: float) -> Tree:
+    """The module with every trained array moved."""
     params, static = eqx.partition(module, trainable(module))
-    return eqx.combine(nudged(params, _NUDGE), static)
+    return eqx.combine(nudged(params, by), static)

@@ -33,18 +33,24 @@ def batch_axis(trial: Trial) -> Faults:
     }
     for name, tree in fields.items():
         for leaf, value in named_leaves(tree, name):
-            if value.shape[:1] != (n_envs,):
+            if not (eqx.is_array_like(value) or isinstance(value, jax.ShapeDtypeStruct)):
+                yield Fault(
+                    leaf,
+                    f"must be an array that leads with the batch axis, but is a "
+                    f"`{type(value).__name__}`. Keep what is not an array on the module.",
+                )
+            elif jnp.shape(value)[:1] != (n_envs,):
                 yield Fault(
                     leaf,
                     f"must lead with the batch axis, ({n_envs},) here, but has shape "
-                    f"{list(value.shape)}. Give each environment its own row.",
+                    f"{list(jnp.shape(value))}. Give each environment its own row.",
                 )
     penalty = out.regularization_loss
-    if penalty is not None and penalty.shape != (n_envs,):
+    if penalty is not None and jnp.shape(penalty) != (n_envs,):
         yield Fault(
             "regularization_loss",
             f"must be one value per environment, [{n_envs}] here, but has shape "
-            f"{list(penalty.shape)}. Sum or average over features only.",
+            f"{list(jnp.shape(penalty))}. Sum or average over features only.",
         )
 
 
@@ -112,7 +118,6 @@ def static_fields(trial: Trial) -> Faults:
 
 def _traced_step(trial: Trial) -> StatefulModuleOutput:
     """The shapes of one step from the initial state."""
-
     return eqx.filter_eval_shape(trial.module, trial.start, trial.x, None)
 
 

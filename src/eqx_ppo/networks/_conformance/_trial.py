@@ -20,10 +20,15 @@ from eqx_ppo.networks._frozen import trainable
 from eqx_ppo.networks._module import StatefulModule, StatefulModuleOutput
 
 
+# Dtypes whose rounding depends on how XLA arranges the computation, as a jaxpr writes them.
+_HALF = {"bf16": jnp.bfloat16, "f16": jnp.float16}
+
+
 class Size(NamedTuple):
     """How large the trial is, and how exact results must be.
 
-    Floating-point numbers agree if they differ by at most `tolerance * (1 + magnitude)`.
+    Floating-point numbers agree if they differ by at most `tolerance * (1 + magnitude)`; see
+    `Trial.tolerance` for half precision.
     """
 
     n_envs: int
@@ -35,15 +40,15 @@ class Size(NamedTuple):
 class Trial:
     """One module under test, with inputs and (lazily) what it makes of them."""
 
-    def __init__(self, module: StatefulModule, sample: Tree, key: Array, size: Size):
+    def __init__(self, module: StatefulModule, xs: Tree, key: Array, size: Size):
         self.module = module
+        self.xs = xs
         self.size = size
-        self.keys = jax.random.split(key, 4)
-        self.xs = random_inputs(sample, (size.n_steps, size.n_envs), self.keys[0])
+        self.keys = jax.random.split(key)
         steps, envs = np.arange(size.n_steps)[:, None], np.arange(size.n_envs)[None]
         self.done = jnp.asarray((steps + envs) % 3 == 1)  # at different steps, not at the first
 
-    def initial_state(self, n_envs: int, key: int = 1) -> State:
+    def initial_state(self, n_envs: int, key: int = 0) -> State:
         """The module's own start; `key` numbers the key that it is made from."""
         return self.module.initialize_state(n_envs, key=self.keys[key])
 
@@ -85,9 +90,16 @@ class Trial:
         return unroll(self.module, self.start, self.xs, self.done, self.rollout.rollout_extras)
 
     @functools.cached_property
+    def tolerance(self) -> float:
+        """That of the trial or, if the module computes in half precision, what that allows."""
+        text = str(eqx.filter_make_jaxpr(self.module)(self.start, self.x, None)[0])
+        used = [dtype for name, dtype in _HALF.items() if f"{name}[" in text]
+        return max([self.size.tolerance, *(4 * float(jnp.finfo(dtype).eps) for dtype in used)])
+
+    @functools.cached_property
     def is_random(self) -> bool:
         """Whether what the module does depends on the key of its state."""
-        other = scan(self.module, self.initial_state(self.size.n_envs, 2), self.xs, self.done, None)
+        other = scan(self.module, self.initial_state(self.size.n_envs, 1), self.xs, self.done, None)
         return self.difference(visible(other), visible(self.rollout)) is not None
 
     def difference(
@@ -97,7 +109,7 @@ class Trial:
 
         `within` is what their paths begin with.
         """
-        tolerance = 0.0 if exact else self.size.tolerance
+        tolerance = 0.0 if exact else self.tolerance
         return next(differences(got, expected, tolerance, within), None)
 
 

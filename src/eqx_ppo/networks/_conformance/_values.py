@@ -1,15 +1,18 @@
 """Rules on what a module computes: these run it."""
 
+from collections.abc import Iterator
+
 import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
 
-from eqx_ppo._typing import Tree
+from eqx_ppo._typing import State, Tree
 from eqx_ppo.networks._conformance._fault import Fault, Faults
 from eqx_ppo.networks._conformance._trial import (
     Trial,
     as_numpy,
+    differences,
     is_unchanged,
     reset,
     rows,
@@ -18,6 +21,16 @@ from eqx_ppo.networks._conformance._trial import (
     step,
     unroll,
     visible,
+)
+from eqx_ppo.networks._container import Container
+from eqx_ppo.networks._module import StatefulModule
+
+_PARTS = 10  # scans per episode in the test of the noise
+_LEAK = Fault(
+    "",
+    "a call stored an array outside what it returns (in a list, a global, a cache or a closure), "
+    "which is a leaked tracer in compiled code. Return it in the state or the metrics, or make "
+    "it in `__init__`.",
 )
 
 
@@ -36,7 +49,11 @@ def purity(trial: Trial) -> Faults:
     """A call changes nothing that a later one sees, and keeps nothing that it was given."""
     module = trial.module
     before = snapshot((module, trial.middle, trial.x))
-    first, second = (module(trial.middle, trial.x, None) for _ in range(2))
+    try:
+        first, second = (module(trial.middle, trial.x, None) for _ in range(2))
+    except jax.errors.UnexpectedTracerError:
+        yield _LEAK
+        return
     found = trial.difference(second, first, exact=True)
     if found:
         yield Fault(
@@ -52,11 +69,7 @@ def purity(trial: Trial) -> Faults:
     except Exception as error:
         if "Leaked" not in str(error):
             raise
-        yield Fault(
-            "",
-            "a call stored an array outside what it returns (in a list, a global or a closure), "
-            "which is a leaked tracer in compiled code. Return it in the state or the metrics.",
-        )
+        yield _LEAK
 
 
 def jit_equals_eager(trial: Trial) -> Faults:
@@ -73,7 +86,7 @@ def jit_equals_eager(trial: Trial) -> Faults:
 def per_sample(trial: Trial) -> Faults:
     """Permuting, slicing or changing samples does just that to the results."""
     n_envs = trial.size.n_envs
-    order = np.roll(np.arange(n_envs)[::-1], 1)
+    order = np.arange(n_envs)[::-1]
     for phase, extras in (("rollout", None), ("replay", trial.stepped.rollout_extras)):
         given = (trial.middle, trial.x, extras)
         base = step(trial.module, *given)
@@ -98,14 +111,16 @@ def per_sample(trial: Trial) -> Faults:
                     "own; what needs the whole batch belongs in `update_statistics`.",
                 )
                 return
-    got = reset(trial.module, rows(trial.middle, order))
-    expected = rows(reset(trial.module, trial.middle), order)
-    found = trial.difference(got, expected, within="reset_state")
-    if found:
-        yield Fault(
-            found.leaf,
-            f"permuting the batch must permute the reset state, but {found.text}.",
-        )
+    after = reset(trial.module, trial.middle)
+    for text, which in (("permuting", order), ("slicing", np.array([1]))):
+        got = reset(trial.module, rows(trial.middle, which))
+        found = trial.difference(got, rows(after, which), within="reset_state")
+        if found:
+            yield Fault(
+                found.leaf,
+                f"{text} the batch must do just that to the reset state, but {found.text}.",
+            )
+            return
 
 
 def replay(trial: Trial) -> Faults:
@@ -145,35 +160,80 @@ def keys(trial: Trial) -> Faults:
     """Noise differs between environments, from step to step, and after a reset."""
     if not trial.is_random:
         return
-    n_steps, n_envs = trial.size.n_steps, trial.size.n_envs
     same = jax.tree.map(lambda leaf: jnp.broadcast_to(leaf[:1, :1], leaf.shape), trial.xs)
-    never, always = (jnp.full((n_steps, n_envs), value) for value in (False, True))
-    out = scan(trial.module, trial.start, same, never, None)
-    table = _numbers(out.output, n_steps, n_envs)  # [T, B, numbers]
-    by_env = np.moveaxis(table, 1, 0).reshape(n_envs, -1)
-    is_continuous = np.unique(by_env[0]).size > n_steps // 2
+    first, after_reset = _episode(trial, trial.start, same)
+    second, last = _episode(trial, after_reset, same)
+    by_env = np.moveaxis(first, 1, 0).reshape(first.shape[1], -1)
+    is_continuous = np.unique(by_env[0]).size > len(first) // 2
     n_distinct = len(np.unique(by_env, axis=0))
-    if n_distinct == 1 or (is_continuous and n_distinct < n_envs):
+    if n_distinct == 1 or (is_continuous and n_distinct < len(by_env)):
         yield Fault(
             "state",
-            f"{n_envs} environments with equal inputs drew {n_distinct} different sequences of "
-            "noise. Give each environment a key of its own (see `RandomModule`).",
+            f"{len(by_env)} environments with equal inputs drew {n_distinct} different sequences "
+            "of noise. Give each environment a key of its own (see `RandomModule`).",
         )
         return
-    if not _holds_keys(trial.start):
+    if _holds_keys(trial.start) and np.array_equal(first, second, equal_nan=True):
+        is_constant = np.array_equal(first, np.broadcast_to(first[:1], first.shape), equal_nan=True)
+        yield _repeated("state", "at every step" if is_constant else "after every reset")
         return
-    restarted = scan(trial.module, trial.start, same, always, None)
-    for text, series in (
-        ("at every step", table),
-        ("after every reset", _numbers(restarted.output, n_steps, n_envs)),
-    ):
-        if np.all(series == series[:1]):
-            yield Fault(
-                "state",
-                f"the same noise was drawn {text}. Advance the count of draws in `next_state`, "
-                "and leave it alone in `reset_state`.",
-            )
-            return
+    other = trial.initial_state(trial.size.n_envs, 1)
+    for path in _stuck(trial.module, trial.start, last):
+        swapped = _with_state_of(trial.module, trial.start, other, path)
+        out = scan(trial.module, swapped, trial.xs, trial.done, None)
+        if trial.difference(visible(out), visible(trial.rollout)):
+            yield _repeated("state of `" + ".".join(path) + "`", "after every reset")
+
+
+def _repeated(leaf: str, when: str) -> Fault:
+    return Fault(
+        leaf,
+        f"the same noise was drawn {when}. Advance the count of draws in `next_state`, and leave "
+        "it alone in `reset_state`.",
+    )
+
+
+def _episode(trial: Trial, state: State, xs: Tree) -> tuple[np.ndarray, State]:
+    """The outputs of an episode, as a table `[T, B, numbers]`, and the carry after its reset.
+
+    It is long enough for noise that is seldom seen, by scans of the length that is compiled.
+    """
+    tables = []
+    for part in range(_PARTS):
+        done = jnp.zeros_like(trial.done).at[-1].set(part == _PARTS - 1)
+        out = scan(trial.module, state, xs, done, None)
+        state = out.next_state
+        tables.append(_numbers(out.output, *done.shape))
+    return np.concatenate(tables), state
+
+
+def _stuck(module: StatefulModule, before: State, after: State) -> Iterator[tuple[str, ...]]:
+    """The layers whose state holds keys and came back as it was, as names of children."""
+    if not isinstance(module, Container):
+        if _holds_keys(before) and next(differences(after, before, 0.0), None) is None:
+            yield ()
+        return
+    states = _by_child(module, after)
+    for name, state in _by_child(module, before).items():
+        for path in _stuck(module[name], state, states[name]):
+            yield (name, *path)
+
+
+def _with_state_of(
+    module: StatefulModule, state: State, other: State, path: tuple[str, ...]
+) -> State:
+    """`state` with that of the layer at `path` taken from `other`."""
+    if not path or not isinstance(module, Container):
+        return other
+    name, *rest = path
+    states, others = _by_child(module, state), _by_child(module, other)
+    swapped = _with_state_of(module[name], states[name], others[name], tuple(rest))
+    return module.pack({**states, name: swapped})
+
+
+def _by_child(module: Container, state: State) -> dict[str, State]:
+    names, treedef = jax.tree.flatten(module.pack({name: name for name in module.names}))
+    return dict(zip(names, treedef.flatten_up_to(state), strict=True))
 
 
 def _change_first(leaf: Tree) -> Tree:
@@ -189,4 +249,9 @@ def _numbers(output: Tree, n_steps: int, n_envs: int) -> np.ndarray:
 
 
 def _holds_keys(state: Tree) -> bool:
-    return any(jnp.issubdtype(leaf.dtype, jax.dtypes.prng_key) for leaf in jax.tree.leaves(state))
+    """Whether a state holds typed keys, or what looks like the words of untyped ones."""
+    return any(
+        jnp.issubdtype(leaf.dtype, jax.dtypes.prng_key)
+        or (leaf.dtype == jnp.uint32 and leaf.shape[1:] in ((2,), (4,)))
+        for leaf in jax.tree.leaves(state)
+    )
