@@ -1,7 +1,7 @@
 """Shape contracts of users' own code: what is caught, how it is said, and what it costs."""
 
 import re
-from typing import NamedTuple
+from typing import NamedTuple, Optional, Self
 
 import jax
 import jax.numpy as jnp
@@ -268,6 +268,21 @@ def test_an_error_of_a_function_further_in_stays_as_it_is():
 
     with pytest.raises(TypeCheckError, match=r"^`weigh` expected `weights`"):
         outer(jnp.ones((2, 3)))
+
+
+def test_self_is_the_class_wherever_it_stands():
+    class Linked(StatelessModule):
+        def __call__(self, state, x, rollout_extras=None):
+            return StatefulModuleOutput(x, state)
+
+        def follow(self, other: Self | None, others: list[Self]) -> Optional[Self]:  # noqa: UP045
+            return other or others[0]
+
+    one = Linked()
+    assert one.follow(one, []) is one
+    assert one.follow(None, [one]) is one
+    with pytest.raises(TypeCheckError, match=r"`Linked.follow` expected `other` .*but got 3"):
+        one.follow(3, [])
 
 
 def test_other_errors_pass_unchanged():

@@ -116,7 +116,7 @@ def _without_self(hint: object, cls: type) -> object:
         return [_without_self(part, cls) for part in hint]
     parts, origin = get_args(hint), get_origin(hint)
     resolved = tuple(_without_self(part, cls) for part in parts)
-    if resolved == parts:
+    if origin is None or resolved == parts:
         return hint
     return Union[resolved] if origin is types.UnionType else origin[resolved]  # noqa: UP007
 

@@ -1,6 +1,7 @@
 """Every field of the configuration is checked, and every one has an effect."""
 
 import dataclasses
+import functools
 
 import jax
 import jax.numpy as jnp
@@ -8,7 +9,14 @@ import numpy as np
 import optax
 import pytest
 
-from eqx_ppo.algorithms import EvalConfig, LoggingLevel, PPOConfig, make_optimizer
+from eqx_ppo.algorithms import (
+    EvalConfig,
+    LoggingLevel,
+    PPOConfig,
+    make_optimizer,
+    new_training_state,
+    ppo_step,
+)
 from eqx_ppo.envs import CachedReset
 from eqx_ppo.training import TrainConfig
 from tests.algorithms.common import (
@@ -17,7 +25,6 @@ from tests.algorithms.common import (
     differ,
     rollout_of,
     small_config,
-    train,
 )
 from tests.helpers.networks import CASES
 
@@ -112,25 +119,33 @@ def test_derived_numbers():
 
 SINGLE, DICT = CASES["normalizer_on_top"], CASES["dict"]
 
+# Numbers, which one compiled run takes as arguments: before and after the change.
+NUMBERS = {
+    "gae_lambda": (0.95, 0.5),
+    "discounting_factor": (0.99, 0.9),
+    "clip_range": (0.2, 1e-3),
+    "value_clip_range": (1.0, 1e-3),
+    "learning_rate": (1e-2, 1e-3),
+    "gradient_clipping": (1.0, 0.1),
+    "weight_decay": (1e-3, 0.1),
+    "critic_loss_weight": (1.0, 0.5),
+}
 CHANGES = {
     "n_envs": 2,
     "rollout_length": 6,
-    "gae_lambda": 0.5,
-    "discounting_factor": 0.9,
-    "clip_range": 1e-3,
-    "value_clip_range": 1e-3,
-    "learning_rate": 1e-3,
-    "gradient_clipping": 0.1,
-    "weight_decay": 0.1,
     "normalize_advantages": "none",
     "advantages": "minibatch",
     "truncation": "mask",
     "n_epochs": 3,
     "n_minibatches": 4,
     "segment_length": 2,
-    "critic_loss_weight": 0.5,
     "reset_strategy": CachedReset(),
+    # Turned on at all:
+    "value_clip_range": 1e-3,
+    "gradient_clipping": 0.1,
+    "weight_decay": 0.1,
 }
+CHANGE_THE_START = {"n_envs", "reset_strategy", "gradient_clipping", "weight_decay"}
 DICT_CHANGES = {"combine_advantages": True}
 WITHOUT_EFFECT_ON_A_STEP = {
     "total_steps": 64,  # when the training loop ends
@@ -142,10 +157,21 @@ WITHOUT_EFFECT_BUT_ROUNDING = {"replay_chunks"}  # see test_memory.py
 BASE = {"learning_rate": 1e-2}
 
 
+@functools.cache
+def started(case):
+    """The start of training; most settings do not enter it."""
+    start, _ = compiled(case.env, case.build(jax.random.key(0)), small_config(**BASE))
+    return start(jax.random.key(1))
+
+
 def run(case, **changes):
-    network = case.build(jax.random.key(0))
-    state, history = train(case.env, network, small_config(**BASE | changes), jax.random.key(1), 2)
-    return state.arrays, history[-1]
+    """The weights after two iterations, and the metrics of the last."""
+    config = small_config(**BASE | changes)
+    start, step = compiled(case.env, case.build(jax.random.key(0)), config)
+    state = start(jax.random.key(1)) if changes.keys() & CHANGE_THE_START else started(case)
+    for _ in range(2):
+        state, metrics = step(state)
+    return state.arrays, metrics
 
 
 @pytest.fixture(scope="module")
@@ -165,6 +191,31 @@ def test_field_changes_the_result(case, name, value, base):
     assert differ(arrays, base[id(case)][0])
 
 
+@pytest.fixture(scope="module")
+def run_with_numbers():
+    """Weights after two iterations, as a compiled function of the numbers."""
+
+    @jax.jit
+    def compiled_run(numbers):
+        config = small_config(**numbers)
+        network = SINGLE.build(jax.random.key(0))
+        state = new_training_state(SINGLE.env, network, config, jax.random.key(1))
+        for _ in range(2):
+            state, _ = ppo_step(SINGLE.env, state, config)
+        return state.arrays
+
+    def run(**changes):
+        numbers = {name: before for name, (before, _) in NUMBERS.items()} | changes
+        return compiled_run({name: jnp.float32(number) for name, number in numbers.items()})
+
+    return run
+
+
+@pytest.mark.parametrize("name", NUMBERS)
+def test_number_changes_the_result(name, run_with_numbers):
+    assert differ(run_with_numbers(**{name: NUMBERS[name][1]}), run_with_numbers())
+
+
 @pytest.mark.parametrize("name", WITHOUT_EFFECT_ON_A_STEP)
 def test_field_changes_nothing_but_what_is_logged(name, base):
     arrays, metrics = run(SINGLE, **{name: WITHOUT_EFFECT_ON_A_STEP[name]})
@@ -175,7 +226,8 @@ def test_field_changes_nothing_but_what_is_logged(name, base):
 
 def test_no_field_is_forgotten():
     fields = {field.name for field in dataclasses.fields(PPOConfig)}
-    on_results = CHANGES.keys() | DICT_CHANGES.keys() | WITHOUT_EFFECT_BUT_ROUNDING
+    on_results = CHANGES.keys() | NUMBERS.keys() | DICT_CHANGES.keys()
+    on_results |= WITHOUT_EFFECT_BUT_ROUNDING
     assert fields == on_results | WITHOUT_EFFECT_ON_A_STEP.keys()
 
 
@@ -215,7 +267,7 @@ FAMILIES = {
     LoggingLevel.GRAD_NORM: {"grad_norm"},
     LoggingLevel.WEIGHTS: {"weights/mean", "weights/std"},
     LoggingLevel.NETWORK_METRICS: {
-        f"net/0/action/2/{name}/{part}"
+        f"net/2/action/1/{name}/{part}"
         for name in ("mean", "std", "entropy")
         for part in ("mean", "std")
     },
@@ -227,11 +279,18 @@ FAMILIES = {
 
 @pytest.mark.parametrize("level", FAMILIES, ids=str)
 def test_each_level_logs_its_family_and_no_more(level):
-    case = CASES["mlp"]
-    network = case.build(jax.random.key(0))
-    _, history = train(case.env, network, small_config(logging_level=level), jax.random.key(1), 1)
-    assert history[0].keys() == FAMILIES[level]
-    assert all(value.shape == () and np.isfinite(value) for value in history[0].values())
+    config = small_config(**BASE, logging_level=level)
+    state = started(SINGLE)
+    metrics = jax.eval_shape(lambda state: ppo_step(SINGLE.env, state, config)[1], state)
+    assert metrics.keys() == FAMILIES[level]
+    assert all(value.shape == () for value in metrics.values())
+
+
+def test_all_that_is_logged_is_finite():
+    level = LoggingLevel.ALL | LoggingLevel.ROLLOUT_OBS
+    _, metrics = run(SINGLE, logging_level=level)
+    assert metrics.keys() == set().union(*FAMILIES.values())
+    assert all(np.isfinite(value) for value in metrics.values())
 
 
 def test_percentiles_are_those_of_numpy():

@@ -18,7 +18,7 @@ from tests.algorithms.common import compiled, small_config
 from tests.helpers.networks import CASES
 
 assert len(jax.devices()) == 2
-EVERYTHING = CASES["everything"]
+case = CASES["normalizer_on_top"]
 mesh = Mesh(np.array(jax.devices()), ("envs",))
 whole, by_env = (NamedSharding(mesh, PartitionSpec(*axes)) for axes in ((), ("envs",)))
 
@@ -36,8 +36,8 @@ def placed(state):
 
 config = small_config(learning_rate=1e-2)
 assert config.n_envs == 4
-network = EVERYTHING.build(jax.random.key(0))
-start, step = compiled(EVERYTHING.env, network, config)
+network = case.build(jax.random.key(0))
+start, step = compiled(case.env, network, config)
 single, several = start(jax.random.key(1)), placed(start(jax.random.key(1)))
 assert len(several.rollout_state.fresh.sharding.device_set) == 2
 for _ in range(2):

@@ -4,6 +4,7 @@ They are what a user may write by mistake. `BROKEN` maps a name to the module, o
 without batch axes, the rule that must be named, and a pattern for the rest of the report.
 """
 
+import functools
 from collections.abc import Callable
 from typing import NamedTuple
 
@@ -11,7 +12,7 @@ import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Array, Float
+from jaxtyping import Array, Float, Int32
 
 from eqx_ppo import networks as nets
 from eqx_ppo.networks import StatefulModuleOutput
@@ -100,6 +101,18 @@ class LikelihoodPerAction(nets.StatelessModule):
         return StatefulModuleOutput(nets.Sample(x, -jnp.square(x)), state)
 
 
+class NamesItself(nets.StatelessModule):
+    """Returns a name beside its arrays."""
+
+    def __call__(self, state, x, rollout_extras=None):
+        return StatefulModuleOutput({"x": x, "name": "hand"}, state)
+
+
+class NumberAsPenalty(nets.StatelessModule):
+    def __call__(self, state, x, rollout_extras=None):
+        return StatefulModuleOutput(x, state, None, 0.0)
+
+
 # --- Fields -------------------------------------------------------------------------------
 
 
@@ -145,6 +158,17 @@ class CapturesInput(nets.StatelessModule):
         return StatefulModuleOutput(x, state)
 
 
+@functools.lru_cache
+def positions(size):
+    """An array that is made once, while the first caller is traced."""
+    return jnp.arange(size, dtype=jnp.float32)
+
+
+class CachesTable(nets.StatelessModule):
+    def __call__(self, state, x, rollout_extras=None):
+        return StatefulModuleOutput(x + positions(x.shape[-1])[None], state)
+
+
 HOST = np.random.default_rng(0)
 
 
@@ -188,6 +212,18 @@ class MixesInPenalty(nets.StatelessModule):
 class MixesInReset(Average):
     def reset_state(self, prev_state):
         return jnp.zeros_like(prev_state) + 0.0 * prev_state[:1] + jnp.cumsum(prev_state, axis=0)
+
+
+class ResetsFirstOnly(Average):
+    def reset_state(self, prev_state):
+        return prev_state.at[0].set(0.0)
+
+
+class ResetsByMean(Average):
+    """Starts an episode from what the batch has in common."""
+
+    def reset_state(self, prev_state):
+        return prev_state - jnp.mean(prev_state, axis=0, keepdims=True)
 
 
 # --- Replay and sequence ------------------------------------------------------------------
@@ -286,6 +322,16 @@ class ResetRewindsKey(nets.RandomModule):
         return nets.StatefulModule.unroll(self, state, xs, done, rollout_extras)
 
 
+class BareKeyNeverMoves(nets.StatefulModule):
+    """Keeps the words of untyped keys."""
+
+    def __call__(self, state, x, rollout_extras=None):
+        return StatefulModuleOutput(x + _normals(state), state)
+
+    def initialize_state(self, batch_size, *, key):
+        return jax.random.key_data(jax.random.split(key, batch_size))
+
+
 # --- Statistics ---------------------------------------------------------------------------
 
 
@@ -311,6 +357,25 @@ class Centered(nets.StatelessModule):
 class NeverLearns(Centered):
     def update_statistics(self, rollout_extras):
         return self
+
+
+class Counted(nets.Statistics):
+    mean: Float[Array, " features"]
+    count: Int32[Array, ""]
+
+
+class LearnsCountOnly(nets.StatelessModule):
+    statistics: Counted
+
+    def __init__(self):
+        self.statistics = Counted(jnp.zeros(3, jnp.float32), jnp.zeros((), jnp.int32))
+
+    def __call__(self, state, x, rollout_extras=None):
+        return StatefulModuleOutput(x - self.statistics.mean[None], state, rollout_extras=x)
+
+    def update_statistics(self, rollout_extras):
+        count = self.statistics.count + jnp.int32(1)
+        return eqx.tree_at(lambda module: module.statistics.count, self, count)
 
 
 class NoUpdate(Centered):
@@ -399,6 +464,16 @@ class RoundsGain(Gain):
         return StatefulModuleOutput(x * jnp.round(10.0 * self.gain)[None], state)
 
 
+class StoresLikelihood(Gain):
+    """Gives back in the replay the log-likelihood of the rollout."""
+
+    def __call__(self, state, x, rollout_extras=None):
+        stored = rollout_extras
+        if stored is None:
+            stored = nets.Sample(x, -jnp.sum(jnp.square(x * self.gain[None]), axis=-1))
+        return StatefulModuleOutput(stored, state, rollout_extras=stored)
+
+
 class NaNGradient(Gain):
     """The square root on the side that is not taken has an infinite slope."""
 
@@ -445,6 +520,10 @@ BROKEN = {
     "scalar_penalty": BrokenCase(
         ScalarPenalty, FLAT, "batch axis", r"regularization_loss: .* \[5\] here, but has shape \[\]"
     ),
+    "number_as_penalty": BrokenCase(
+        NumberAsPenalty, FLAT, "batch axis", r"regularization_loss: .*\[5\] here.*shape \[\]"
+    ),
+    "names_itself": BrokenCase(NamesItself, FLAT, "batch axis", r"output\['name'\]: .*a `str`"),
     "column_penalty": BrokenCase(
         ColumnPenalty, FLAT, "batch axis", r"regularization_loss.*\[5, 1\]"
     ),
@@ -499,12 +578,15 @@ BROKEN = {
     ),
     "remembers": BrokenCase(Remembers, FLAT, "purity", "changed the module"),
     "captures_input": BrokenCase(CapturesInput, FLAT, "purity", "leaked tracer"),
+    "caches_table": BrokenCase(CachesTable, FLAT, "purity", "leaked tracer"),
     "host_noise": BrokenCase(HostNoise, FLAT, "purity", "two calls"),
     "looks_at_tracing": BrokenCase(LooksAtTracing, FLAT, "jit equals eager", "output"),
     "batch_norm": BrokenCase(BatchNorm, FLAT, "per sample", "output.*update_statistics"),
     "by_row": BrokenCase(ByRow, FLAT, "per sample", "permuting the batch"),
     "mixes_in_penalty": BrokenCase(MixesInPenalty, FLAT, "per sample", "regularization_loss"),
     "mixes_in_reset": BrokenCase(MixesInReset, FLAT, "per sample", "reset_state"),
+    "resets_first_only": BrokenCase(ResetsFirstOnly, FLAT, "per sample", "reset_state.*permuting"),
+    "resets_by_mean": BrokenCase(ResetsByMean, FLAT, "per sample", "reset_state.*slicing"),
     "adds_in_rollout_only": BrokenCase(AddsInRolloutOnly, FLAT, "replay", "output"),
     "state_of_replay_differs": BrokenCase(StateOfReplayDiffers, FLAT, "replay", "next_state"),
     "clipped_sampler": BrokenCase(ClippedSampler, FLAT, "replay", "log_likelihood.*clipping"),
@@ -513,8 +595,12 @@ BROKEN = {
     "unrolls_final_state": BrokenCase(UnrollsFinalState, FLAT, "unroll", "next_state"),
     "one_key_for_all": BrokenCase(OneKeyForAll, FLAT, "keys", "drew 1 different"),
     "key_never_moves": BrokenCase(KeyNeverMoves, FLAT, "keys", "at every step"),
+    "bare_key_never_moves": BrokenCase(BareKeyNeverMoves, FLAT, "keys", "at every step"),
     "reset_rewinds_key": BrokenCase(ResetRewindsKey, FLAT, "keys", "after every reset"),
     "never_learns": BrokenCase(NeverLearns, FLAT, "statistics", "mean: .*did not move"),
+    "learns_count_only": BrokenCase(
+        LearnsCountOnly, FLAT, "statistics", "statistics: .*did not move"
+    ),
     "no_update": BrokenCase(NoUpdate, FLAT, "statistics", "NotImplementedError"),
     "updates_in_place": BrokenCase(UpdatesInPlace, FLAT, "statistics", ""),
     "update_returns_nothing": BrokenCase(UpdateReturnsNothing, FLAT, "statistics", "NoneType"),
@@ -531,6 +617,9 @@ BROKEN = {
     ),
     "stops_gradient": BrokenCase(StopsGradient, FLAT, "gradients", "gain: .*no gradient"),
     "rounds_gain": BrokenCase(RoundsGain, FLAT, "gradients", "gain: .*no gradient"),
+    "stores_likelihood": BrokenCase(
+        StoresLikelihood, FLAT, "gradients", "gain: the output of the rollout depends"
+    ),
     "nan_gradient": BrokenCase(NaNGradient, FLAT, "gradients", "gain: .*not finite"),
     "gradient_of_unroll_differs": BrokenCase(
         GradientOfUnrollDiffers, FLAT, "gradients", "gain: .*through `unroll`"

@@ -33,6 +33,116 @@ def test_no_right_module_is_flagged(name):
     check_module(CASES[name].build(jax.random.key(7)), CASES[name].sample)
 
 
+# --- Right modules that look unusual ------------------------------------------------------
+
+
+def noises(keys):
+    return jax.vmap(lambda key: jax.random.normal(key, (3,), jnp.float32))(keys)
+
+
+class Colored(nets.StatefulModule):
+    """Noise that starts from zero in every episode, so that the first step shows none."""
+
+    def __call__(self, state, x, rollout_extras=None):
+        stream, level = state
+        after = 0.9 * level + noises(nets.draw_keys(stream))
+        return StatefulModuleOutput(x + level, (nets.advance(stream), after))
+
+    def initialize_state(self, batch_size, *, key):
+        keys = jax.random.split(key, batch_size)
+        stream = nets.RandomState(keys, jnp.zeros(batch_size, jnp.uint32))
+        return stream, jnp.zeros((batch_size, 3), jnp.float32)
+
+    def reset_state(self, prev_state):
+        return prev_state[0], jnp.zeros_like(prev_state[1])
+
+
+class PerEpisode(Colored):
+    """One draw per episode: `level` holds it, and the count moves at the first step."""
+
+    def __call__(self, state, x, rollout_extras=None):
+        stream, started = state
+        draws = stream.draws + jnp.where(started[:, 0] > 0.0, 0, 1).astype(jnp.uint32)
+        stream = stream._replace(draws=draws)
+        y = x + noises(nets.draw_keys(stream))
+        return StatefulModuleOutput(y, (stream, jnp.ones_like(started)))
+
+
+class Sticky(Colored):
+    """Repeats its last output now and then, which equal inputs do not show."""
+
+    def __call__(self, state, x, rollout_extras=None):
+        stream, last = state
+        repeats = jax.vmap(jax.random.bernoulli)(nets.draw_keys(stream))
+        y = jnp.where(repeats[:, None], last, x)
+        return StatefulModuleOutput(y, (nets.advance(stream), y))
+
+
+class Seldom(nets.RandomModule):
+    """Noise at one step in fifty."""
+
+    def __call__(self, state, x, rollout_extras=None):
+        keys = nets.draw_keys(state)
+        acts = jax.vmap(lambda key: jax.random.bernoulli(key, 0.02))(keys)
+        return StatefulModuleOutput(jnp.where(acts[:, None], -x, x), nets.advance(state))
+
+
+class Half(nets.StatelessModule):
+    """Two layers in bfloat16, whose rounding differs under `jit`."""
+
+    weights: jax.Array
+
+    def __call__(self, state, x, rollout_extras=None):
+        weights = self.weights.astype(jnp.bfloat16)
+        hidden = jnp.tanh(x.astype(jnp.bfloat16) @ weights)
+        return StatefulModuleOutput((hidden @ weights.T).astype(jnp.float32), state)
+
+
+class Rotates(nets.StatefulModule):
+    """Complex state."""
+
+    angle: jax.Array
+
+    def __call__(self, state, x, rollout_extras=None):
+        turn = jax.lax.complex(jnp.cos(self.angle), jnp.sin(self.angle))
+        after = 0.9 * turn[None] * state + x.astype(jnp.complex64)
+        return StatefulModuleOutput(jnp.real(after) + jnp.imag(after), after)
+
+    def initialize_state(self, batch_size, *, key):
+        return jnp.zeros((batch_size, 3), jnp.complex64)
+
+    def reset_state(self, prev_state):
+        return jnp.zeros_like(prev_state)
+
+
+class Largest(broken.Centered):
+    """Its statistics are the largest value so far, which few rollouts exceed."""
+
+    def __init__(self):
+        super().__init__()
+        self.mean = broken.Mean(jnp.full(3, 100.0, jnp.float32))
+
+    def update_statistics(self, rollout_extras):
+        largest = jnp.maximum(self.mean.value, jnp.max(rollout_extras, axis=(0, 1)))
+        return eqx.tree_at(lambda module: module.mean.value, self, largest)
+
+
+UNUSUAL = {
+    "colored noise": Colored,
+    "noise per episode": PerEpisode,
+    "sticky": Sticky,
+    "noise at few steps": Seldom,
+    "half precision": lambda: Half(jax.random.normal(jax.random.key(0), (3, 16), jnp.float32)),
+    "complex state": lambda: Rotates(jnp.linspace(0.5, 1.5, 3, dtype=jnp.float32)),
+    "largest so far": Largest,
+}
+
+
+@pytest.mark.parametrize("name", UNUSUAL)
+def test_an_unusual_module_is_not_flagged(name):
+    check_module(UNUSUAL[name](), FLAT)
+
+
 @pytest.mark.parametrize("name", BROKEN)
 def test_a_broken_module_is_caught_by_the_right_rule(name):
     case = BROKEN[name]
@@ -71,6 +181,26 @@ def test_two_culprits_are_both_named():
     assert [(finding.rule, finding.path) for finding in found] == [
         ("per sample", "network['mixes']"),
         ("gradients", "network['stops']"),
+    ]
+
+
+def test_a_child_is_tested_on_what_it_gets():
+    """A logarithm is right on the positive numbers before it, with a fault behind it."""
+    log = nets.Lift(jnp.log)
+    positive = nets.Dense(3, 3, activation=jax.nn.softplus, key=jax.random.key(0))
+    dense = nets.Dense(3, 3, key=jax.random.key(1))
+    found = findings(nets.Sequential([positive, log, dense, broken.BatchNorm()]), FLAT)
+    assert [(finding.rule, finding.path) for finding in found] == [
+        ("per sample", "network.layers[3]")
+    ]
+
+
+def test_noise_that_never_moves_is_found_beside_noise_that_does():
+    layers = [nets.Parallel(a=broken.KeyNeverMoves(), b=broken.average()()), nets.Flattener()]
+    network = nets.Sequential([*layers, nets.Dense(6, 6, key=jax.random.key(0)), Seldom()])
+    found = findings(network, FLAT)
+    assert [(finding.rule, finding.path) for finding in found] == [
+        ("keys", "network.layers[0]['a']")
     ]
 
 
@@ -131,6 +261,7 @@ def test_inputs_are_of_the_kind_of_the_sample():
         "index": jnp.array([3, 7], jnp.int32),
         "image": jnp.zeros((2, 2), jnp.uint8),
         "contact": jnp.zeros((), jnp.bool_),
+        "sentinel": jnp.full((), 2**32 - 1, jnp.uint32),
     }
     drawn = random_inputs(sample, (200, 5), jax.random.key(0))
     for name, leaf in sample.items():

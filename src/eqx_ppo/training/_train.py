@@ -2,6 +2,7 @@
 
 import time
 from collections.abc import Callable, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from typing import NamedTuple, TypeAlias, final
 
 import jax
@@ -11,10 +12,9 @@ import optax
 from jaxtyping import Array
 
 from eqx_ppo._checks import typed
-from eqx_ppo._typing import Metrics
+from eqx_ppo._typing import Metrics, Tree, TreeDef
 from eqx_ppo.algorithms import (
     LoggingLevel,
-    Remainder,
     TrainingState,
     evaluate,
     join_network,
@@ -84,17 +84,17 @@ def train_ppo(
     """
     config = TrainConfig() if config is None else config
     run_key, eval_key = jax.random.split(jax.random.key(config.seed))
-    device = _compile(env, env if eval_env is None else eval_env, config, optimizer)
-    arrays, remainder = split_network(network)
+    task = _Task(env, env if eval_env is None else eval_env, config, optimizer)
     if initial_state is None:
-        state = device.start(arrays, remainder, run_key)
-    elif remainder != initial_state.remainder:
+        device = _compile(task, _start(task, network, run_key))
+    elif split_network(network)[1] == initial_state.remainder:
+        device = _compile(task, _continue(initial_state))
+    else:
         raise ValueError(
             "`initial_state` was made for another network than the one given. Continue with "
             "`initial_state.network`, or leave `initial_state` out to start anew."
         )
-    else:
-        state = device.copy(initial_state)
+    state = device.first()
     run = _Run(config, device, eval_key, log_fn, checkpoint_fn, int(state.counts.steps))
     state = run.loop(state)
     return TrainResult(
@@ -106,33 +106,94 @@ def train_ppo(
     )
 
 
+class _Task(NamedTuple):
+    """What a run is made of, besides the network."""
+
+    env: Env
+    eval_env: Env
+    config: TrainConfig
+    optimizer: optax.GradientTransformation | None
+
+
 class _Device(NamedTuple):
     """The functions that run on the device; each is compiled once in a run.
 
-    `iterate` takes a count of iterations up to `iterations_per_call`, and consumes the state
-    that it is given.
+    `first` gives the state to begin with. `iterate` takes a count of iterations up to
+    `iterations_per_call`, and consumes the state that it is given.
     """
 
-    start: Callable[[list[Array | None], Remainder, Array], TrainingState]
+    first: Callable[[], TrainingState]
     copy: Callable[[TrainingState], TrainingState]
     iterate: Callable[[TrainingState, np.int32], tuple[TrainingState, Metrics]]
     evaluate: Callable[[TrainingState, Array], Metrics]
 
 
-def _compile(
-    env: Env, eval_env: Env, config: TrainConfig, optimizer: optax.GradientTransformation | None
-) -> _Device:
-    ppo = config.ppo
-    step = jax.jit(lambda state: ppo_step(env, state, ppo, optimizer))  # jitted: traced once
+@final
+class _Compiling:
+    """A compiled function, whose compilation goes on in the background until it is called.
 
-    def start(arrays, remainder, key):
+    Bound to the shapes that it was lowered for: it never compiles again.
+    """
+
+    def __init__(self, lowered: jax.stages.Lowered):
+        thread = ThreadPoolExecutor(1, thread_name_prefix="compile")
+        self._compiled = thread.submit(lowered.compile)
+        thread.shutdown(wait=False)
+
+    def __call__(self, *args: object) -> Tree:
+        return self._compiled.result()(*args)
+
+
+class _Start(NamedTuple):
+    """A state to begin with: how it is made, and what it will look like.
+
+    As flat leaves, so that no constructor of an environment's state sees a placeholder.
+    """
+
+    make: Callable[[], list[Array]]
+    leaves: list[Array] | list[jax.ShapeDtypeStruct]
+    treedef: TreeDef
+
+
+def _start(task: _Task, network: StatefulModule, key: Array) -> _Start:
+    """A new state, from a copy of the network."""
+    arrays, remainder = split_network(network)
+    treedefs = []
+
+    def start(arrays, key):
         network = join_network(arrays, remainder)
-        return new_training_state(env, network, ppo, key, optimizer=optimizer)
+        state = new_training_state(
+            task.env, network, task.config.ppo, key, optimizer=task.optimizer
+        )
+        leaves, treedef = jax.tree.flatten(state)
+        treedefs.append(treedef)
+        return leaves
 
-    def copy(state):
-        return jax.tree.map(jnp.copy, state)
+    lowered = jax.jit(start).lower(arrays, key)
+    leaves = [jax.ShapeDtypeStruct(info.shape, info.dtype) for info in lowered.out_info]
+    compiled = _Compiling(lowered)
+    return _Start(lambda: compiled(arrays, key), leaves, treedefs[0])
 
-    def iterate(state, count):
+
+def _continue(state: TrainingState) -> _Start:
+    """A copy of the state of an earlier run."""
+    leaves, treedef = jax.tree.flatten(state)
+    return _Start(lambda: _copied(leaves), leaves, treedef)
+
+
+@jax.jit
+def _copied(leaves: list[Array]) -> list[Array]:
+    return [jnp.copy(leaf) for leaf in leaves]
+
+
+def _compile(task: _Task, start: _Start) -> _Device:
+    """Begins to compile everything that the run needs."""
+    ppo, evaluation = task.config.ppo, task.config.eval
+    unflatten = start.treedef.unflatten
+    step = jax.jit(lambda state: ppo_step(task.env, state, ppo, task.optimizer))  # traced once
+
+    def iterate(leaves, count):
+        state = unflatten(leaves)
         metrics = jax.eval_shape(lambda state: step(state)[1], state)
         history = jax.tree.map(
             lambda leaf: jnp.zeros((ppo.iterations_per_call, *leaf.shape), leaf.dtype), metrics
@@ -143,13 +204,26 @@ def _compile(
             state, metrics = step(state)
             return state, jax.tree.map(lambda all_, one: all_.at[index].set(one), history, metrics)
 
-        return jax.lax.fori_loop(0, count, body, (state, history))
+        state, history = jax.lax.fori_loop(0, count, body, (state, history))
+        return jax.tree.leaves(state), history
+
+    def evaluate_leaves(leaves, key):
+        return evaluate(task.eval_env, unflatten(leaves).network, evaluation, key)
+
+    iterating = _Compiling(jax.jit(iterate, donate_argnums=0).lower(start.leaves, np.int32(0)))
+    evaluating = jax.jit(evaluate_leaves)
+    if evaluation.enabled:
+        evaluating = _Compiling(evaluating.lower(start.leaves, jax.random.key(0)))
+
+    def iterate_state(state, count):
+        leaves, metrics = iterating(jax.tree.leaves(state), count)
+        return unflatten(leaves), metrics
 
     return _Device(
-        start=jax.jit(start, static_argnums=1),
-        copy=jax.jit(copy),
-        iterate=jax.jit(iterate, donate_argnums=0),
-        evaluate=jax.jit(lambda state, key: evaluate(eval_env, state.network, config.eval, key)),
+        first=lambda: unflatten(start.make()),
+        copy=lambda state: unflatten(_copied(jax.tree.leaves(state))),
+        iterate=iterate_state,
+        evaluate=lambda state, key: evaluating(jax.tree.leaves(state), key),
     )
 
 

@@ -1,6 +1,7 @@
 """A test of the whole contract, for modules of one's own."""
 
 import contextlib
+import re
 
 import jax
 from jaxtyping import Array
@@ -49,7 +50,8 @@ def check_module(
     - `key`: for inputs and states; the same one gives the same test.
     - `n_envs`, `n_steps`: size of the test, at least 3 each.
     - `tolerance`: floating-point results agree if they differ by at most
-        `tolerance * (1 + magnitude)`.
+        `tolerance * (1 + magnitude)`. A module that computes in half precision is allowed
+        four times the spacing of its dtype.
 
     **Raises:** `ContractError` with every finding: the rule, the path of the module, the leaf
     that shows it, and what to do.
@@ -59,9 +61,9 @@ def check_module(
             f"`check_module` needs at least 3 environments and 3 steps, but got {n_envs} and "
             f"{n_steps}."
         )
-    input_key, key = jax.random.split(jax.random.key(0) if key is None else as_key(key))
-    xs = random_inputs(sample_input, (n_steps, n_envs), input_key)
-    findings = _examine(module, xs, "network", key, Size(n_envs, n_steps, tolerance))
+    keys = jax.random.split(jax.random.key(0) if key is None else as_key(key))
+    xs = random_inputs(sample_input, (n_steps, n_envs), keys[0])
+    findings = _examine(module, xs, "network", keys[1], Size(n_envs, n_steps, tolerance))
     if findings:
         raise ContractError(f"`{type(module).__name__}`", findings)
 
@@ -97,7 +99,7 @@ def _apply_rules(trial: Trial, path: str) -> list[Finding]:
 
 
 def _first_paragraph(error: Exception) -> str:
-    return str(error).split("\n\n")[0].split("\n-----")[0].strip()
+    return re.split(r"\n\n|\n-----|\nThe error occurred while tracing", str(error))[0].strip()
 
 
 def _inputs_of_children(module: Container, trial: Trial) -> dict[str, Tree]:

@@ -138,7 +138,8 @@ def _depends_on(trial: Trial, name: str, extras: Tree) -> bool:
         return visible(unroll(module, started, trial.xs, trial.done, extras))
 
     where, base = _is_at(name), run(trial.module)
-    moved = [eqx.tree_at(where, trial.module, replace_fn=lambda a: nudged(a, by)) for by in _NUDGES]
+    array = where(trial.module)
+    moved = [eqx.tree_at(where, trial.module, nudged(array, by)) for by in _NUDGES]
     return any(trial.difference(run(module), base) is not None for module in moved)
 
 

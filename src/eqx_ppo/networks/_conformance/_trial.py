@@ -19,6 +19,7 @@ from eqx_ppo._typing import Extras, State, Tree
 from eqx_ppo.networks._frozen import trainable
 from eqx_ppo.networks._module import StatefulModule, StatefulModuleOutput
 
+_LARGEST = 2**31 - 2  # integer that is drawn
 
 # Dtypes whose rounding depends on how XLA arranges the computation, as a jaxpr writes them.
 _HALF = {"bf16": jnp.bfloat16, "f16": jnp.float16}
@@ -205,8 +206,8 @@ def _random_leaf(leaf: Tree, lead: tuple[int, ...], key: Array) -> Array:
     if leaf.dtype == jnp.bool_:
         return jax.random.bernoulli(key, shape=shape)
     if jnp.issubdtype(leaf.dtype, jnp.integer):
-        high = int(jnp.max(leaf)) if leaf.size else 0
-        return jax.random.randint(key, shape, 0, max(high, 1) + 1, jnp.int32).astype(leaf.dtype)
+        high = min(max(int(jnp.max(leaf)), 1), _LARGEST) if leaf.size else 1
+        return jax.random.randint(key, shape, 0, high + 1, jnp.int32).astype(leaf.dtype)
     noise = jax.random.normal(key, shape, jnp.float32).astype(leaf.dtype)
     return jnp.broadcast_to(leaf, shape) + noise
 
@@ -264,7 +265,8 @@ def differences(
     for (name, new), old in pairs:
         a, b = as_numpy(new), as_numpy(old)
         if np.issubdtype(a.dtype, np.inexact) or a.dtype.kind == "V":
-            a, b = a.astype(np.float64), b.astype(np.float64)
+            wide = np.complex128 if a.dtype.kind == "c" else np.float64
+            a, b = a.astype(wide), b.astype(wide)
             same = np.isclose(a, b, rtol=tolerance, atol=tolerance, equal_nan=True)
             by = f", by up to {np.nanmax(np.abs(a - b)):.1e}" if not same.all() else ""
         else:

@@ -48,8 +48,8 @@ def initial_state(trial: Trial) -> Faults:
 def purity(trial: Trial) -> Faults:
     """A call changes nothing that a later one sees, and keeps nothing that it was given."""
     module = trial.module
-    before = snapshot((module, trial.middle, trial.x))
     try:
+        before = snapshot((module, trial.middle, trial.x))
         first, second = (module(trial.middle, trial.x, None) for _ in range(2))
     except jax.errors.UnexpectedTracerError:
         yield _LEAK
@@ -160,11 +160,13 @@ def keys(trial: Trial) -> Faults:
     """Noise differs between environments, from step to step, and after a reset."""
     if not trial.is_random:
         return
-    same = jax.tree.map(lambda leaf: jnp.broadcast_to(leaf[:1, :1], leaf.shape), trial.xs)
-    first, after_reset = _episode(trial, trial.start, same)
-    second, last = _episode(trial, after_reset, same)
+    alike = jax.tree.map(lambda leaf: jnp.broadcast_to(leaf[:, :1], leaf.shape), trial.xs)
+    still = jax.tree.map(lambda leaf: jnp.broadcast_to(leaf[:1, :1], leaf.shape), trial.xs)
+    first, after_reset = _episode(trial, trial.start, alike)
+    second, last = _episode(trial, after_reset, alike)
+    of_still, _ = _episode(trial, trial.start, still)
     by_env = np.moveaxis(first, 1, 0).reshape(first.shape[1], -1)
-    is_continuous = np.unique(by_env[0]).size > len(first) // 2
+    is_continuous = np.unique(of_still[:, 0]).size > len(of_still) // 2
     n_distinct = len(np.unique(by_env, axis=0))
     if n_distinct == 1 or (is_continuous and n_distinct < len(by_env)):
         yield Fault(
@@ -174,8 +176,8 @@ def keys(trial: Trial) -> Faults:
         )
         return
     if _holds_keys(trial.start) and np.array_equal(first, second, equal_nan=True):
-        is_constant = np.array_equal(first, np.broadcast_to(first[:1], first.shape), equal_nan=True)
-        yield _repeated("state", "at every step" if is_constant else "after every reset")
+        moves = np.any(of_still != of_still[:1])
+        yield _repeated("state", "after every reset" if moves else "at every step")
         return
     other = trial.initial_state(trial.size.n_envs, 1)
     for path in _stuck(trial.module, trial.start, last):
