@@ -1,0 +1,220 @@
+"""What an iteration cannot do without: its matrix products.
+
+The floor of a network is the forward and backward products of an iteration, at the same
+sizes, batch sizes and counts, as plain `@` with nothing between them: no biases, no
+activations, no loss. An LSTM also keeps its gates, whose transcendental functions cost about
+as much as the products on a CPU.
+"""
+
+import itertools
+from collections.abc import Callable
+from typing import Literal, NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array
+
+from benchmarks._environments import Sizes
+from benchmarks._settings import Setting
+
+Part = Literal["rollout", "bootstrap", "update"]
+PARTS: tuple[Part, ...] = ("rollout", "bootstrap", "update")
+_TINY = 1e-30  # ties one product to the next without changing it
+
+
+class Product(NamedTuple):
+    """`times` products of a `[rows, inner]` with an `[inner, columns]` matrix."""
+
+    part: Part
+    rows: int
+    inner: int
+    columns: int
+    times: int
+
+    @property
+    def multiply_adds(self) -> int:
+        return self.rows * self.inner * self.columns * self.times
+
+
+def layer_sizes(setting: Setting, sizes: Sizes) -> dict[str, list[int]]:
+    """The widths of the dense layers of actor and critic, from first to last."""
+    first = setting.lstm_features if setting.network == "lstm" else sizes.obs
+    return {
+        "actor": [first, *setting.actor_sizes, 2 * sizes.action],
+        "critic": [first, *setting.critic_sizes, 1],
+    }
+
+
+def products(setting: Setting, sizes: Sizes) -> list[Product]:
+    """Every product of an iteration.
+
+    The rollout runs both networks on each step; the bootstrap runs the critic once on the last
+    observations. An update runs both on its minibatch and goes back: for each layer one
+    product for the gradient of the weights and, but for the first layer, one for that of the
+    input.
+    """
+    found = []
+    for network, widths in layer_sizes(setting, sizes).items():
+        pairs = list(itertools.pairwise(widths))
+        recurrent = setting.network == "lstm"
+        for index, (inner, columns) in enumerate(pairs):
+            back = recurrent or index > 0
+            found += _dense_products(setting, network, inner, columns, back=back)
+        if recurrent:
+            found += _recurrent_products(setting, network, sizes.obs)
+    return found
+
+
+def _forward_products(setting: Setting, network: str, inner: int, columns: int) -> list[Product]:
+    found = [Product("rollout", setting.n_envs, inner, columns, setting.rollout_length)]
+    if network == "critic":
+        found.append(Product("bootstrap", setting.n_envs, inner, columns, 1))
+    return found
+
+
+def _dense_products(
+    setting: Setting, network: str, inner: int, columns: int, *, back: bool
+) -> list[Product]:
+    rows, count = setting.counts.samples_per_gradient, setting.counts.gradient_steps
+    found = _forward_products(setting, network, inner, columns)
+    found.append(Product("update", rows, inner, columns, count))
+    found.append(Product("update", inner, rows, columns, count))
+    if back:
+        found.append(Product("update", rows, columns, inner, count))
+    return found
+
+
+def _recurrent_products(setting: Setting, network: str, obs_size: int) -> list[Product]:
+    """The input's product once per sequence, and the state's three at every step."""
+    gates, hidden = 4 * setting.lstm_features, setting.lstm_features
+    envs = setting.n_envs // setting.n_minibatches
+    steps = setting.counts.gradient_steps * setting.rollout_length
+    return [
+        *_dense_products(setting, network, obs_size, gates, back=False),
+        *_forward_products(setting, network, hidden, gates),
+        Product("update", envs, hidden, gates, steps),
+        Product("update", hidden, envs, gates, steps),
+        Product("update", envs, gates, hidden, steps),
+    ]
+
+
+class Weights(NamedTuple):
+    """Matrices of one network; `input` and `recurrent` only of an LSTM."""
+
+    dense: list[Array]
+    input: Array | None = None
+    recurrent: Array | None = None
+
+
+def make_weights(setting: Setting, sizes: Sizes) -> dict[str, Weights]:
+    """Random matrices that keep the size of what they are applied to."""
+    weights, key = {}, jax.random.key(0)
+    for network, widths in layer_sizes(setting, sizes).items():
+        shapes = list(itertools.pairwise(widths))
+        gates = 4 * setting.lstm_features
+        recurrent = setting.network == "lstm"
+        all_shapes = [*shapes, *([(sizes.obs, gates), (gates // 4, gates)] if recurrent else [])]
+        key, *keys = jax.random.split(key, 1 + len(all_shapes))
+        matrices = [
+            jax.random.normal(one, shape, jnp.float32) / shape[0] ** 0.5
+            for one, shape in zip(keys, all_shapes, strict=True)
+        ]
+        dense = matrices[: len(shapes)]
+        weights[network] = Weights(dense, *matrices[len(shapes) :])
+    return weights
+
+
+def product_floor(setting: Setting, sizes: Sizes, part: Part) -> tuple[Callable, tuple]:
+    """A function that does the products of one part of an iteration, and its arguments."""
+    weights = make_weights(setting, sizes)
+    length, n_envs = setting.rollout_length, setting.n_envs
+    key = jax.random.key(1)
+    if part == "update":
+        batch = (setting.n_minibatches, length, n_envs // setting.n_minibatches, sizes.obs)
+        data = jax.random.normal(key, batch, jnp.float32)
+        return _update_floor(setting), (weights, data)
+    obs = jax.random.normal(key, (n_envs, sizes.obs), jnp.float32)
+    carry = {network: _zero_carry(setting, n_envs) for network in weights}
+    if part == "bootstrap":
+        return _critic_once, (weights["critic"], carry["critic"], obs)
+    return _rollout_floor(length), (weights, carry, obs)
+
+
+def _critic_once(weights: Weights, carry: tuple, obs: Array) -> Array:
+    return _step(weights, carry, obs)[1]
+
+
+def _rollout_floor(length: int) -> Callable:
+    def run(weights, carry, obs):
+        def step(state, _):
+            carry, obs = state
+            stepped = {name: _step(weights[name], carry[name], obs) for name in weights}
+            tie = sum(output[:, :1] for _, output in stepped.values())
+            return ({name: after for name, (after, _) in stepped.items()}, obs + _TINY * tie), None
+
+        return jax.lax.scan(step, (carry, obs), length=length)[0]
+
+    return run
+
+
+def _update_floor(setting: Setting) -> Callable:
+    def size(weights, xs):
+        outputs = (_sequence(setting, one, xs) for one in weights.values())
+        return sum(0.5 * jnp.sum(jnp.square(output)) for output in outputs)
+
+    def update(weights, xs):
+        grads = jax.grad(size)(weights, xs)
+        return jax.tree.map(lambda w, g: w - _TINY * g, weights, grads), None
+
+    def run(weights, data):
+        def epoch(weights, _):
+            return jax.lax.scan(update, weights, data)
+
+        return jax.lax.scan(epoch, weights, length=setting.n_epochs)[0]
+
+    return run
+
+
+def _zero_carry(setting: Setting, n_envs: int) -> tuple:
+    if setting.network == "mlp":
+        return ()
+    zeros = jnp.zeros((n_envs, setting.lstm_features), jnp.float32)
+    return zeros, zeros
+
+
+def _step(weights: Weights, carry: tuple, x: Array) -> tuple[tuple, Array]:
+    """One step of a batch `[B, features]`."""
+    if weights.input is not None:
+        carry = _gates(carry, x @ weights.input, weights.recurrent)
+        x = carry[0]
+    return carry, _dense(weights, x)
+
+
+def _sequence(setting: Setting, weights: Weights, xs: Array) -> Array:
+    """A whole sequence `[T, B, features]`: dense layers see all of it at once."""
+    length, n_envs, features = xs.shape
+    merged = xs.reshape(length * n_envs, features)
+    if weights.input is not None:
+        projected = (merged @ weights.input).reshape(length, n_envs, -1)
+
+        def step(carry, one):
+            carry = _gates(carry, one, weights.recurrent)
+            return carry, carry[0]
+
+        _, hidden = jax.lax.scan(step, _zero_carry(setting, n_envs), projected)
+        merged = hidden.reshape(length * n_envs, -1)
+    return _dense(weights, merged)
+
+
+def _dense(weights: Weights, x: Array) -> Array:
+    for matrix in weights.dense:
+        x = x @ matrix
+    return x
+
+
+def _gates(carry: tuple, projected: Array, recurrent: Array | None) -> tuple[Array, Array]:
+    hidden, cell = carry
+    gates = jnp.split(projected + hidden @ recurrent, 4, axis=-1)
+    keep, write, read = (jax.nn.sigmoid(gate) for gate in gates[:3])
+    cell = keep * cell + write * jnp.tanh(gates[3])
+    return read * jnp.tanh(cell), cell

@@ -1,0 +1,98 @@
+import dataclasses
+
+import jax
+import pytest
+from jax.extend.core import ClosedJaxpr
+
+from benchmarks._environments import Sizes
+from benchmarks._floors import PARTS, Product, product_floor, products
+from benchmarks._settings import Setting
+
+SIZES = Sizes(obs=3, action=1)
+MLP = Setting(
+    env="Pendulum",
+    n_envs=8,
+    rollout_length=5,
+    n_epochs=2,
+    n_minibatches=4,
+    actor_sizes=(7,),
+    critic_sizes=(11, 13),
+)
+LSTM = Setting(
+    env="Pendulum",
+    network="lstm",
+    n_envs=8,
+    rollout_length=5,
+    n_epochs=2,
+    n_minibatches=4,
+    actor_sizes=(),
+    critic_sizes=(),
+    lstm_features=6,
+)
+DEEP_LSTM = dataclasses.replace(LSTM, actor_sizes=(7,), critic_sizes=(11, 13))
+
+
+def total(setting: Setting, part: str) -> int:
+    return sum(item.multiply_adds for item in products(setting, SIZES) if item.part == part)
+
+
+def test_products_of_an_mlp_by_hand():
+    # Actor 3-7-2: 35 weights; critic 3-11-13-1: 189.
+    assert total(MLP, "rollout") == 8 * 5 * (35 + 189)
+    assert total(MLP, "bootstrap") == 8 * 189
+    # 8 updates on 10 samples: forward and weights for all, inputs for all but the first.
+    later = (35 - 3 * 7) + (189 - 3 * 11)
+    assert total(MLP, "update") == 8 * 10 * (2 * (35 + 189) + later)
+
+
+def test_products_of_an_lstm_by_hand():
+    # Each: input 3 x 24, state 6 x 24; heads 6 x 2 and 6 x 1.
+    actor, critic = 72 + 144 + 12, 72 + 144 + 6
+    assert total(LSTM, "rollout") == 8 * 5 * (actor + critic)
+    assert total(LSTM, "bootstrap") == 8 * critic
+    # 8 updates on 2 envs x 5 steps; nothing goes back into the observations.
+    assert total(LSTM, "update") == 8 * 10 * (3 * (actor + critic) - 72 - 72)
+
+
+def test_dense_layers_after_an_lstm_by_hand():
+    # Heads 6-7-2 and 6-11-13-1 instead, each with all three products.
+    added = (6 * 7 + 7 * 2) + (6 * 11 + 11 * 13 + 13) - (12 + 6)
+    assert total(DEEP_LSTM, "rollout") - total(LSTM, "rollout") == 8 * 5 * added
+    assert total(DEEP_LSTM, "update") - total(LSTM, "update") == 8 * 10 * 3 * added
+
+
+def multiply_adds(jaxpr) -> int:
+    """Of every product in a program, loops included."""
+    count = 0
+    for equation in jaxpr.eqns:
+        if equation.primitive.name == "dot_general":
+            (contracted, _), _ = equation.params["dimension_numbers"]
+            left, right = (variable.aval for variable in equation.invars)
+            inner = 1
+            for axis in contracted:
+                inner *= left.shape[axis]
+            count += left.size * right.size // inner
+            continue
+        repeats = equation.params.get("length", 1) if equation.primitive.name == "scan" else 1
+        for value in equation.params.values():
+            if isinstance(value, ClosedJaxpr):
+                count += repeats * multiply_adds(value.jaxpr)
+    return count
+
+
+@pytest.mark.parametrize("setting", [MLP, LSTM, DEEP_LSTM], ids=["mlp", "lstm", "deep lstm"])
+@pytest.mark.parametrize("part", PARTS)
+def test_the_compiled_floor_does_just_these_products(setting, part):
+    fn, args = product_floor(setting, SIZES, part)
+    assert multiply_adds(jax.make_jaxpr(fn)(*args).jaxpr) == total(setting, part)
+
+
+def test_multiply_adds_of_a_product():
+    assert Product("update", rows=2, inner=3, columns=5, times=7).multiply_adds == 210
+
+
+def test_the_floor_of_an_update_runs_every_update():
+    fn, args = product_floor(MLP, SIZES, "update")
+    weights = jax.jit(fn)(*args)
+    assert jax.tree.structure(weights) == jax.tree.structure(args[0])
+    assert args[1].shape == (4, 5, 2, 3)
