@@ -61,18 +61,11 @@ def update(
             metrics["grad_norm"] = global_norm(grads)
         with jax.numpy_dtype_promotion("standard"):  # optax fails under "strict"
             updates, new_optimizer_state = optimizer.update(grads, optimizer_state, params)
-        old, new = (
-            (params, optimizer_state),
-            (
-                optax.apply_updates(params, updates),
-                new_optimizer_state,
-            ),
-        )
+        old = params, optimizer_state
+        new = optax.apply_updates(params, updates), new_optimizer_state
         finite = all_finite(grads) & stays_finite(new, old)
-        params, optimizer_state = jax.tree.map(
-            lambda after, before: jnp.where(finite, after, before), new, old
-        )
-        return (params, optimizer_state), (finite, metrics)
+        # Not a `where` on each leaf: XLA would copy the whole test into every one of them.
+        return jax.lax.cond(finite, lambda: new, lambda: old), (finite, metrics)
 
     (params, optimizer_state), (finite, metrics) = jax.lax.scan(
         step, (params, optimizer_state), minibatch_indices(config, key)
