@@ -579,7 +579,9 @@ def test_hyperparameters_under_vmap(plain):
         values = [float(value) for value in table[index]]
         single = updated(recorded, config(**dict(zip(FIELDS, values, strict=True)))).network
         single = eqx.filter(single, trainable(single))
-        assert_close(jax.tree.map(lambda leaf, at=index: leaf[at], swept), single, rtol=1e-4, atol=1e-5)
+        assert_close(
+            jax.tree.map(lambda leaf, at=index: leaf[at], swept), single, rtol=1e-4, atol=1e-5
+        )
     assert differ(*(jax.tree.map(lambda leaf, at=at: leaf[at], swept) for at in (0, 1)))
 
 
