@@ -12,7 +12,7 @@ from eqx_ppo.algorithms._config import LoggingLevel, PPOConfig
 from eqx_ppo.algorithms._replay import replay
 from eqx_ppo.algorithms._rollout import shift_values
 from eqx_ppo.algorithms._transition import Transition
-from eqx_ppo.networks import StatefulModule
+from eqx_ppo.networks import PPONetworkOutput, StatefulModule
 from eqx_ppo.ops import (
     clipped_surrogate,
     gae,
@@ -69,14 +69,7 @@ def ppo_loss(
         network, batch.network_state, batch.fresh, transitions, n_chunks=config.replay_chunks
     )
     values = out.output.value_estimates
-    if batch.advantages is None:
-        advantages, targets = advantages_and_targets(transitions, values, config)
-    else:
-        advantages, targets = batch.advantages, batch.targets
-    if config.normalize_advantages == "minibatch":
-        advantages = normalized(advantages, valid, out.output.log_likelihoods, config)
-    elif config.normalize_advantages == "none":
-        advantages = per_sampler(advantages, out.output.log_likelihoods, config)
+    advantages, targets = _learning_signal(batch, out.output, config)
 
     ratios = jax.tree.map(
         likelihood_ratio, out.output.log_likelihoods, transitions.network_output.log_likelihoods
@@ -145,6 +138,23 @@ def advantages_and_targets(
 
     advantages = jax.tree.map(estimate, transitions.rewards, values, next_values)
     return advantages, jax.tree.map(jnp.add, values, advantages)
+
+
+def _learning_signal(
+    batch: Minibatch, output: PPONetworkOutput, config: PPOConfig
+) -> tuple[Tree, Tree]:
+    """The advantage of every sampler, normalized as configured, and the target of every value."""
+    advantages, targets = batch.advantages, batch.targets
+    if advantages is None:
+        advantages, targets = advantages_and_targets(
+            batch.transitions, output.value_estimates, config
+        )
+    if config.normalize_advantages == "minibatch":
+        valid = batch.transitions.valid
+        return normalized(advantages, valid, output.log_likelihoods, config), targets
+    if config.normalize_advantages == "none":
+        return per_sampler(advantages, output.log_likelihoods, config), targets
+    return advantages, targets  # normalized over the whole batch, per sampler, already
 
 
 def per_sampler(advantages: Tree, log_likelihoods: Tree, config: PPOConfig) -> Tree:

@@ -33,7 +33,7 @@ def check_module(
     Runs it on random inputs: step by step, as a sequence with resets, and in the replay; with
     the batch permuted, sliced and changed; compiled and eager; and through its gradients and
     `update_statistics`. If a network fails, its children are tested one by one to say which
-    is at fault. The page "Check your module" lists the rules.
+    is at fault. The page "Check your own module" lists the rules.
 
     ```python
     def test_my_layer():

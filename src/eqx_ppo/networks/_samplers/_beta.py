@@ -12,6 +12,7 @@ from eqx_ppo.networks._samplers._sampler import (
     ActionDistribution,
     ActionSampler,
     check_entropy_weight,
+    split_parameters,
 )
 from eqx_ppo.ops import beta_entropy, beta_log_likelihood, beta_mode, bounded_softplus
 
@@ -122,12 +123,6 @@ class BetaSampler(ActionSampler):
 
     def distribution(self, x: Shaped[Array, "B ..."]) -> Beta:
         """The concentrations, from the sampler's input."""
-        if x.ndim != 2 or x.shape[1] % 2 != 0 or x.shape[1] == 0:
-            raise ValueError(
-                "`BetaSampler` expected an input [B, 2 * A] that its two concentrations come "
-                f"from, but got {list(x.shape)}. Give the layer before it 2 outputs per action."
-            )
-        concentrations = bounded_softplus(
-            x.astype(jnp.float32), self.min_concentration, self.max_concentration
-        )
-        return Beta(*jnp.split(concentrations, 2, axis=-1))
+        halves = split_parameters(self, x, "two numbers that the concentrations come from")
+        low, high = self.min_concentration, self.max_concentration
+        return Beta(*(bounded_softplus(half, low, high) for half in halves))

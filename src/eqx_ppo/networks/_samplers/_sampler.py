@@ -140,6 +140,19 @@ def check_entropy_weight(sampler: ActionSampler) -> None:
         )
 
 
+def split_parameters(
+    sampler: ActionSampler, x: Shaped[Array, "B ..."], what: str
+) -> tuple[Float[Array, "B A"], Float[Array, "B A"]]:
+    """The two halves of an input `[B, 2 * A]`, in float32; `what` names them in the error."""
+    if x.ndim != 2 or x.shape[1] % 2 != 0 or x.shape[1] == 0:
+        raise ValueError(
+            f"`{type(sampler).__name__}` expected an input [B, 2 * A] of {what}, but got "
+            f"{list(x.shape)}. Give the layer before it 2 outputs per action."
+        )
+    first, second = jnp.split(x.astype(jnp.float32), 2, axis=-1)
+    return first, second
+
+
 def check_action_size(sampler: ActionSampler, got: int, expected: int, why: str) -> None:
     """Checks the size of the action against the one that the sampler was built for."""
     if got != expected:

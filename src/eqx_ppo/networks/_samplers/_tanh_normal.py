@@ -8,7 +8,11 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float, Key, Shaped
 
 from eqx_ppo._typing import Metrics
-from eqx_ppo.networks._samplers._sampler import ActionDistribution, ActionSampler
+from eqx_ppo.networks._samplers._sampler import (
+    ActionDistribution,
+    ActionSampler,
+    split_parameters,
+)
 from eqx_ppo.ops import tanh_normal_entropy, tanh_normal_log_likelihood, tanh_normal_mode
 
 
@@ -103,12 +107,7 @@ class NormalTanhSampler(ActionSampler):
 
     def distribution(self, x: Shaped[Array, "B ..."]) -> TanhNormal:
         """The mean and deviation before the squashing, from the sampler's input."""
-        if x.ndim != 2 or x.shape[1] % 2 != 0 or x.shape[1] == 0:
-            raise ValueError(
-                "`NormalTanhSampler` expected an input [B, 2 * A] of means and pre-deviations, "
-                f"but got {list(x.shape)}. Give the layer before it 2 outputs per action."
-            )
-        mean, pre_std = jnp.split(x.astype(jnp.float32), 2, axis=-1)
+        mean, pre_std = split_parameters(self, x, "means and pre-deviations")
         return TanhNormal(mean, (jax.nn.softplus(pre_std) + self.min_std) * self.std_scale)
 
 
