@@ -455,6 +455,17 @@ def test_a_continued_run_compiles_once(compilations, four):
     assert compiled[1] == compiled[2] == 1  # the iteration
 
 
+def test_a_run_without_compilation_equals_a_compiled_one():
+    """For debugging: `jax.disable_jit` reaches the network and the environment."""
+    env = EpisodeWrapper(Pendulum(), 3)
+    net = Sequential([Normalizer(3), heads(3, 1, jax.random.key(0))])
+    expected = train_ppo(env, net, config(1)).training_state
+    with jax.disable_jit():
+        got = train_ppo(env, net, config(1)).training_state
+    assert_close(got.arrays, expected.arrays, rtol=1e-4, atol=1e-5)
+    assert int(got.counts.iterations) == 1
+
+
 def test_states_with_strict_constructors():
     """Case I9 through the host loop: no constructor sees a placeholder."""
     env = EpisodeWrapper(Walk(StrictState), 3)

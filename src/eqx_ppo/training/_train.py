@@ -144,6 +144,15 @@ class _Compiling:
         return self._compiled.result()(*args)
 
 
+def _jit_is_disabled() -> bool:
+    return jax.config.jax_disable_jit  # pyright: ignore[reportAttributeAccessIssue]
+
+
+def _compiling(function: jax.stages.Wrapped, *args: object) -> Callable[..., Tree]:
+    """Begins to compile for such arguments; under `jax.disable_jit` the function stays as it is."""
+    return function if _jit_is_disabled() else _Compiling(function.lower(*args))
+
+
 class _Start(NamedTuple):
     """A state to begin with: how it is made, and what it will look like.
 
@@ -169,6 +178,9 @@ def _start(task: _Task, network: StatefulModule, key: Array) -> _Start:
         treedefs.append(treedef)
         return leaves
 
+    if _jit_is_disabled():
+        made = start(arrays, key)
+        return _Start(lambda: made, made, treedefs[0])
     lowered = jax.jit(start).lower(arrays, key)
     leaves = [jax.ShapeDtypeStruct(info.shape, info.dtype) for info in lowered.out_info]
     compiled = _Compiling(lowered)
@@ -210,10 +222,10 @@ def _compile(task: _Task, start: _Start) -> _Device:
     def evaluate_leaves(leaves, key):
         return evaluate(task.eval_env, unflatten(leaves).network, evaluation, key)
 
-    iterating = _Compiling(jax.jit(iterate, donate_argnums=0).lower(start.leaves, np.int32(0)))
+    iterating = _compiling(jax.jit(iterate, donate_argnums=0), start.leaves, np.int32(0))
     evaluating = jax.jit(evaluate_leaves)
     if evaluation.enabled:
-        evaluating = _Compiling(evaluating.lower(start.leaves, jax.random.key(0)))
+        evaluating = _compiling(evaluating, start.leaves, jax.random.key(0))
 
     def iterate_state(state, count):
         leaves, metrics = iterating(jax.tree.leaves(state), count)
