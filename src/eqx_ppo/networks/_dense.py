@@ -10,6 +10,7 @@ from eqx_ppo._keys import as_key
 from eqx_ppo._typing import Activation, Extras, Initializer, KeyLike, State
 from eqx_ppo.networks._errors import check_features
 from eqx_ppo.networks._module import StatefulModuleOutput, StatelessModule
+from eqx_ppo.ops import linear
 
 
 @final
@@ -67,7 +68,7 @@ class Dense(StatelessModule):
     ) -> StatefulModuleOutput:
         """Maps `[B, in_features]` to `[B, out_features]`."""
         check_features(self, x, (self.in_features,))
-        y = x.astype(self.kernel.dtype) @ self.kernel
+        y = linear(x.astype(self.kernel.dtype), self.kernel)
         if self.bias is not None:
             y = y + self.bias[None]
         if self.activation is not None:

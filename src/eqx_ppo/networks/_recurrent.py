@@ -17,6 +17,7 @@ from eqx_ppo._tree import merge_time, split_time, tree_where
 from eqx_ppo._typing import Extras, KeyLike, State
 from eqx_ppo.networks._errors import check_features
 from eqx_ppo.networks._module import StatefulModule, StatefulModuleOutput
+from eqx_ppo.ops import linear
 
 
 class LSTMState(NamedTuple):
@@ -237,7 +238,7 @@ class GRU(RecurrentLayer):
 
 def _product(x: Array, weight: Array) -> Array:
     """`x [N, in] @ weight [out, in].T`."""
-    return x.astype(weight.dtype) @ weight.T
+    return linear(x.astype(weight.dtype), weight.T)
 
 
 def _bias(bias: Array | None) -> Array:

@@ -1,0 +1,54 @@
+"""A matrix product whose weight gradient is a product in the fast direction."""
+
+import jax
+import jax.numpy as jnp
+from jax.custom_derivatives import SymbolicZero
+from jaxtyping import Array, Float
+
+_NARROW = 8  # inputs up to this width leave nothing to gain
+
+
+@jax.custom_jvp
+def linear(x: Float[Array, "N I"], kernel: Float[Array, "I O"]) -> Float[Array, "N O"]:
+    """`x @ kernel`.
+
+    The gradient by the kernel is `x.T @ g`, which on a CPU runs at half the speed of the other
+    products of a layer, because its sum runs along the rows of both factors. Here the narrower
+    factor is transposed in memory first; what is computed is the same. Differentiable in
+    forward and reverse mode, to any order.
+
+    **Arguments:**
+
+    - `x`: `[N, I]`, one row per sample.
+    - `kernel`: `[I, O]`.
+    """
+    return x @ kernel
+
+
+def _linear_jvp(primals, tangents):
+    x, kernel = primals
+    dx, dkernel = tangents
+    y = linear(x, kernel)
+    terms = []
+    if not isinstance(dx, SymbolicZero):
+        terms.append(dx @ kernel)
+    if not isinstance(dkernel, SymbolicZero):
+        terms.append(_linear_in_kernel(x, dkernel))
+    return y, sum(terms[1:], start=terms[0]) if terms else jnp.zeros_like(y)
+
+
+linear.defjvp(_linear_jvp, symbolic_zeros=True)
+
+
+def _linear_in_kernel(x: Float[Array, "N I"], kernel: Float[Array, "I O"]) -> Float[Array, "N O"]:
+    """`x @ kernel`, written so that its transpose, the gradient by `kernel`, is fast."""
+    n_in, n_out = kernel.shape
+    if n_in <= _NARROW or jax.default_backend() != "cpu":
+        return x @ kernel
+    if n_out < n_in:  # its transpose is (g.T @ x).T, with a copy of g.T
+        return jax.lax.optimization_barrier(_contract(kernel, x, (0, 1))).T
+    return _contract(jax.lax.optimization_barrier(x.T), kernel, (0, 0))
+
+
+def _contract(left: Array, right: Array, axes: tuple[int, int]) -> Array:
+    return jax.lax.dot_general(left, right, (((axes[0],), (axes[1],)), ((), ())))
