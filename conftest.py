@@ -2,7 +2,8 @@
 
 Every test runs under strict dtype promotion and with rank promotion forbidden, and every
 warning is an error (pyproject.toml). MuJoCo Playground passes none of the three, so tests
-marked `playground` run without them, and are skipped where it is not installed.
+marked `playground` run without them, and are skipped where it is not installed. So do tests
+marked `adapters`, which run environments of other libraries.
 """
 
 import importlib.util
@@ -30,18 +31,23 @@ from jaxtyping import PRNGKeyArray
 pytest.register_assert_rewrite("tests.helpers")
 
 
+def _is_lenient(node: pytest.Item) -> bool:
+    markers = (node.get_closest_marker(name) for name in ("playground", "adapters"))
+    return any(marker is not None for marker in markers)
+
+
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     installed = importlib.util.find_spec("mujoco_playground") is not None
     for item in items:
-        if item.get_closest_marker("playground") is not None:
+        if _is_lenient(item):
             item.add_marker(pytest.mark.filterwarnings("default"))
-            if not installed:
-                item.add_marker(pytest.mark.skip(reason="needs the extra `playground`"))
+        if item.get_closest_marker("playground") is not None and not installed:
+            item.add_marker(pytest.mark.skip(reason="needs the extra `playground`"))
 
 
 @pytest.fixture(autouse=True)
 def strict_promotion(request: pytest.FixtureRequest) -> Iterator[None]:
-    if request.node.get_closest_marker("playground") is not None:
+    if _is_lenient(request.node):
         yield
         return
     with jax.numpy_dtype_promotion("strict"), jax.numpy_rank_promotion("raise"):

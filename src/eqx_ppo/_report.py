@@ -1,5 +1,6 @@
 """What the checkers of users' own code find, and how they say it."""
 
+import re
 from collections.abc import Sequence
 from typing import NamedTuple, final
 
@@ -37,3 +38,8 @@ class ContractError(Exception):
         lines = [f"{subject} breaks {rules} of its contract:"]
         lines += [f"{index}. {finding}" for index, finding in enumerate(findings, 1)]
         super().__init__("\n".join(lines))
+
+
+def first_paragraph(error: Exception) -> str:
+    """What an error of JAX says before its explanations."""
+    return re.split(r"\n\n|\n-----|\nThe error occurred while tracing", str(error))[0].strip()

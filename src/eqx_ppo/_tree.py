@@ -144,6 +144,11 @@ def strong_type(leaf: Array) -> Array:
     return jax.lax.convert_element_type(leaf, leaf.dtype)
 
 
+def strong_arrays(tree: _T) -> _T:
+    """The same tree, with every leaf (a number of Python's, too) an array of definite dtype."""
+    return jax.tree.map(lambda leaf: strong_type(jnp.asarray(leaf)), tree)
+
+
 def stays_finite(new: Tree, old: Tree) -> Bool[Array, ""]:
     """Whether no floating-point element of `new` is non-finite where that of `old` was not."""
     kept = [
@@ -152,6 +157,15 @@ def stays_finite(new: Tree, old: Tree) -> Bool[Array, ""]:
         if is_floating(leaf)
     ]
     return jnp.all(jnp.stack(kept)) if kept else jnp.array(True)
+
+
+def can_hold(dtype: jnp.dtype, value: float) -> bool:
+    """Whether an array of `dtype` can hold `value` without cutting anything off it."""
+    if dtype == jnp.bool_:
+        return value in (0, 1)
+    if jnp.issubdtype(dtype, jnp.integer):
+        return float(value).is_integer() and jnp.iinfo(dtype).min <= value <= jnp.iinfo(dtype).max
+    return True
 
 
 def is_floating(leaf: object) -> bool:

@@ -245,7 +245,8 @@ FAMILIES = {
     },
     LoggingLevel.CRITIC_EXTRA: {
         "losses/critic_R^2",
-        "losses/advantages",
+        "losses/advantages/mean",
+        "losses/advantages/std",
         "losses/predicted_value/mean",
         "losses/predicted_value/std",
     },

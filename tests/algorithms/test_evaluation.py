@@ -96,7 +96,34 @@ def test_a_step_that_blows_up_ends_the_episode():
     assert float(result.returns[0]) == -2.0
     assert int(result.lengths[0]) == 3
     assert bool(result.finished[0])
+    assert bool(result.invalid[0])
     assert float(result.metrics["env"]["time"][0]) == 1.5  # the mean of 1 and 2
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Fragile(ScriptedEnv):
+    """A `ScriptedEnv` whose reward is NaN for a step taken at position 3."""
+
+    def step(self, state, action):
+        state = super().step(state, action)
+        return state.replace(reward=jnp.where(state.reward == 3.0, jnp.nan, state.reward))
+
+
+def test_blow_ups_are_reported():
+    """Episodes that start at position 3 blow up at once; all others end well."""
+    env = Fragile((0, 0, 1, 0, 1))
+    result = rollout(env, CountingPolicy(), 32, 10, jax.random.key(0))
+    whole = rollout(ScriptedEnv((0, 0, 1, 0, 1)), CountingPolicy(), 32, 10, jax.random.key(0))
+    bad = np.asarray(whole.returns) == 7.0  # positions 3 and 4
+    assert 0 < bad.sum() < 32
+    np.testing.assert_array_equal(result.invalid, bad)
+    assert result.finished.all()
+    np.testing.assert_array_equal(result.lengths, np.where(bad, 1, whole.lengths))
+    np.testing.assert_array_equal(result.returns, np.where(bad, 0.0, whole.returns))
+    assert not whole.invalid.any()
+    metrics = evaluate(env, CountingPolicy(), EvalConfig(n_envs=32), jax.random.key(0))
+    np.testing.assert_allclose(metrics["eval/invalid"], bad.mean(), rtol=1e-6)
+    assert float(metrics["eval/finished"]) == 1.0
 
 
 def test_rewards_by_key():

@@ -283,8 +283,32 @@ def test_metrics_of_actor_and_critic(recorded):
         error = np.mean((np.asarray(value)[valid] - target) ** 2)
         explained = 1 - error / np.var(target)
         np.testing.assert_allclose(entry("losses/critic_R^2", key), explained, rtol=1e-4)
-        mean = np.asarray(reference.by_name(batch.advantages)[key])[valid].mean()
-        np.testing.assert_allclose(entry("losses/advantages", key), mean, rtol=1e-4)
+    for key, advantage in reference.by_name(batch.advantages).items():
+        prefix = f"losses/advantages/{key}" if key else "losses/advantages"
+        counted = np.asarray(advantage)[valid]
+        np.testing.assert_allclose(metrics[f"{prefix}/mean"], counted.mean(), rtol=1e-4)
+        np.testing.assert_allclose(metrics[f"{prefix}/std"], counted.std(), rtol=1e-4)
+
+
+@pytest.mark.parametrize("combined", [False, True])
+def test_advantages_are_logged_as_they_were_before_normalization(recorded, combined):
+    """So that they keep the unit of the rewards; and over what they were computed from, too."""
+
+    def logged(**changes):
+        options = config(
+            logging_level=LoggingLevel.CRITIC_EXTRA, combine_advantages=combined, **changes
+        )
+        metrics = ppo_loss(recorded.network, whole_batch(recorded, options), options)[1]
+        return {name: x for name, x in metrics.items() if name.startswith("losses/advantages")}
+
+    plain = logged(normalize_advantages="none")
+    assert min(abs(float(value)) for value in plain.values()) > 1e-3
+    for choice in ("minibatch", "batch"):
+        assert_close(logged(normalize_advantages=choice), plain, rtol=1e-4, atol=1e-6)
+    again = {"advantages": "minibatch", "normalize_advantages": "none"}
+    current = logged(**again)
+    assert_close(logged(**again | {"normalize_advantages": "minibatch"}), current, rtol=1e-4)
+    assert differ(current, plain)
 
 
 def test_nothing_is_logged_without_a_level(recorded):
@@ -345,7 +369,8 @@ def test_advantages_are_the_same_in_every_epoch_with_a_rate_of_zero(recorded, mo
     moving = updated(recorded, config(**options | {"learning_rate": 0.1})).metrics
 
     def change(metrics):
-        rows = np.stack(jax.tree.leaves(metrics["losses/advantages"]))
+        names = [name for name in metrics if name.startswith("losses/advantages/")]
+        rows = np.stack([metrics[name] for name in names])
         return np.abs(rows - rows[:, :1]).max()
 
     assert change(still) < 1e-6

@@ -1,9 +1,10 @@
 """Every environment that must follow the convention, by name, with a sample action."""
 
+import jax
 import jax.numpy as jnp
 
 from eqx_ppo import envs
-from tests.helpers.envs import DictEnv, ScriptedEnv
+from tests.helpers.envs import DictEnv, ScriptedEnv, Spring
 
 _ACTION = jnp.array([0.3], jnp.float32)
 _ARMS_ACTION = {
@@ -14,6 +15,12 @@ _DICT_ACTION = {
     "arm": jnp.array([0.3, -0.2], jnp.float32),
     "leg": jnp.array([0.5], jnp.float32),
 }
+
+
+def _other_mass(key, parameters):
+    mass = parameters.mass * jax.random.uniform(key, (), jnp.float32, 0.5, 2.0)
+    return parameters._replace(mass=mass)
+
 
 CASES = {
     "pendulum": (envs.Pendulum(), _ACTION),
@@ -35,6 +42,19 @@ CASES = {
     "action_repeat_of_dicts": (
         envs.EpisodeWrapper(envs.ActionRepeatWrapper(DictEnv(), 2), 3),
         _DICT_ACTION,
+    ),
+    "frame_stack": (envs.FrameStackWrapper(envs.EpisodeWrapper(DictEnv(), 3), 2), _DICT_ACTION),
+    "observation_delay": (
+        envs.EpisodeWrapper(envs.ObservationDelayWrapper(DictEnv(), 2), 3),
+        _DICT_ACTION,
+    ),
+    "keep_info": (
+        envs.KeepInfoWrapper(envs.EpisodeWrapper(envs.Pendulum(), 3), ("episode_steps",)),
+        _ACTION,
+    ),
+    "domain_randomization": (
+        envs.DomainRandomizationWrapper(Spring(), _other_mass, "parameters"),
+        _ACTION,
     ),
     "dict": (DictEnv(), _DICT_ACTION),
     "dict_episode": (envs.EpisodeWrapper(DictEnv(), 5), _DICT_ACTION),

@@ -72,6 +72,48 @@ def test_every_reward_is_summed():
         np.testing.assert_allclose(reward, first.reward[name] + second.reward[name], rtol=1e-5)
 
 
+class Events:
+    """Reports an event in step 1, a count and a distance; the episode ends after `length`."""
+
+    def __init__(self, length):
+        self.length = length
+
+    def reset(self, key):
+        return self._state(jnp.zeros((), jnp.int32))
+
+    def step(self, state, action):
+        return self._state(state.data + jnp.int32(1))
+
+    def _state(self, time):
+        metrics = {
+            "event": time == 1,
+            "count": time,
+            "pair": jnp.stack([time, -time]).astype(jnp.bfloat16),
+        }
+        return State(jnp.zeros(1), jnp.zeros(()), time >= self.length, {}, metrics, time)
+
+
+@pytest.mark.parametrize(
+    ("length", "sum_metrics", "expected"),
+    [
+        (9, True, {"event": 1, "count": 1 + 2 + 3, "pair": [6, -6]}),
+        (2, True, {"event": 1, "count": 1 + 2, "pair": [3, -3]}),  # nothing past the end
+        (9, False, {"event": 0, "count": 3, "pair": [3, -3]}),
+        (2, False, {"event": 0, "count": 2, "pair": [2, -2]}),
+    ],
+)
+def test_metrics_are_those_of_the_last_step_or_summed(length, sum_metrics, expected):
+    env = ActionRepeatWrapper(Events(length), 3, sum_metrics=sum_metrics)
+    start = env.reset(jax.random.key(0))
+    state = jax.jit(env.step)(start, jnp.zeros(1))
+    assert int(state.data) == min(length, 3)
+    for name, value in expected.items():
+        np.testing.assert_array_equal(np.asarray(state.metrics[name], np.float32), value)
+        assert state.metrics[name].dtype == start.metrics[name].dtype
+    assert state.metrics["pair"].dtype == jnp.bfloat16
+    assert (state.metrics["event"].dtype == jnp.float32) == sum_metrics
+
+
 class Loose:
     """Its dtypes and weak types change with the first step, and its reward is an integer."""
 

@@ -1,28 +1,30 @@
 """A batch of environments in one fixed layout: dtypes, shared leaves, records of any kind."""
 
 import dataclasses
+from types import SimpleNamespace
 from typing import NamedTuple
 
-import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from jaxtyping import Array, Float
+from jaxtyping import Array
 
-from eqx_ppo.algorithms import eval_rollout, unroll_env
+from eqx_ppo.algorithms import unroll_env
 from eqx_ppo.envs import (
+    ActionRepeatWrapper,
     BatchedEnv,
     CachedReset,
     EpisodeWrapper,
     FreshReset,
+    Pendulum,
     PooledReset,
     State,
     env_spec,
 )
-from tests.algorithms.common import assert_same, compiled, numbers, small_config
+from tests.algorithms.common import assert_same, numbers
 from tests.envs.registry import CASES
-from tests.helpers.networks import DICT, CountingPolicy, heads
+from tests.helpers.networks import DICT, CountingPolicy
 
 every_env = pytest.mark.parametrize(("env", "action"), list(CASES.values()), ids=list(CASES))
 
@@ -317,15 +319,101 @@ def test_shared_leaves_in_a_rollout(strategy):
     assert (x[1:][ends[:-1]] < 1).all()
 
 
-def test_shared_leaves_that_depend_on_an_environment_are_refused():
+@pytest.mark.parametrize(
+    ("writes", "culprit"),
+    [(("model",), "model"), (("coincidence",), "coincidence"), (("coincidence", "model"), "model")],
+    ids=str,
+)
+def test_shared_leaves_that_depend_on_an_environment_are_named(writes, culprit):
     class Wrong(Sharing):
         def step(self, state, action):
-            state = super().step(state, action)
-            return state.replace(data=state.data._replace(model=state.data.model + action[0]))
+            changed = {name: getattr(state.data, name) + action[0] for name in writes}
+            return state.replace(data=state.data._replace(**changed))
 
     envs = BatchedEnv(Wrong(), shared_state()[0].spec)
-    with pytest.raises(ValueError, match="out_axes"):
+    message = (
+        rf"`\.data\.{culprit}` of .* is shared by all environments.*but `step` makes it depend"
+    )
+    with pytest.raises(ValueError, match=message):
         envs.step(shared_state()[1], jnp.zeros((N_ENVS, 1)))
+
+
+def test_other_errors_of_a_step_stay_what_they_are():
+    class Wrong(Sharing):
+        def step(self, state, action):
+            raise ValueError("out of fuel")
+
+    envs = BatchedEnv(Wrong(), shared_state()[0].spec)
+    with pytest.raises(ValueError, match=r"^out of fuel\s"):
+        envs.step(shared_state()[1], jnp.zeros((N_ENVS, 1)))
+
+
+class FixedModel(Sharing):
+    """The shared data stay as they are."""
+
+    def step(self, state, action):
+        stepped = super().step(state, action)
+        fixed = {"model": state.data.model, "coincidence": state.data.coincidence}
+        return stepped.replace(data=stepped.data._replace(**fixed))
+
+
+def test_shared_leaves_stay_shared_while_actions_are_repeated():
+    """Although the repeated step stops at a different time in each environment."""
+    env = ActionRepeatWrapper(FixedModel(), 3)
+    envs = batched(env, ACTION)
+    _, state = shared_state()
+    stepped = envs.step(state, jnp.zeros((N_ENVS, 1)))
+    np.testing.assert_array_equal(stepped.data.model, state.data.model)
+    np.testing.assert_array_equal(stepped.data.coincidence, state.data.coincidence)
+    np.testing.assert_array_equal(stepped.data.steps, np.where(state.obs["x"][:, 0] > 0.5, 2, 3))
+    assert set(stepped.data.steps.tolist()) == {2, 3}
+
+
+# --- Raw keys -------------------------------------------------------------------------------
+
+
+class KeyData(NamedTuple):
+    raw: Array  # uint32[2]
+    typed: Array
+    left: Array  # steps until the end
+
+
+class RawKeys:
+    """Keeps its randomness as two words, and as a typed key next to them."""
+
+    def reset(self, key):
+        left = jax.random.randint(key, (), 2, 5, jnp.int32)
+        data = KeyData(jax.random.key_data(key), key, left)
+        return State(jnp.zeros(1), jnp.zeros(()), jnp.array(False), {}, {}, data)
+
+    def step(self, state, action):
+        raw, draw = jax.random.split(state.data.raw)
+        typed, _ = jax.random.split(state.data.typed)
+        left = state.data.left - 1
+        obs = jax.random.normal(draw, (1,), jnp.float32)
+        return State(obs, jnp.zeros(()), left == 0, {}, {}, KeyData(raw, typed, left))
+
+
+@pytest.mark.parametrize("strategy", [FreshReset(), CachedReset(), PooledReset()], ids=str)
+def test_the_words_of_a_raw_key_stay_together(strategy):
+    """With as many environments as words, and through many resets."""
+    state = jax.vmap(RawKeys().reset)(keys(2))
+    rows = [state.data]
+    for length in range(1, 7):
+        _, last, _ = unroll_env(
+            RawKeys(),
+            state,
+            CountingPolicy(),
+            jnp.zeros(2),
+            length,
+            jax.random.key(length),
+            reset_strategy=strategy,
+        )
+        rows.append(last.data)
+    for data in rows:
+        np.testing.assert_array_equal(data.raw, jax.random.key_data(data.typed))
+    words = np.concatenate([data.raw for data in rows])
+    assert len(np.unique(words, axis=0)) > 4
 
 
 @every_env
@@ -349,124 +437,79 @@ def test_packing_keeps_shared_leaves_aside():
     assert_same(envs.unpack(packed), state)
 
 
-# --- States of any kind (case I9) -----------------------------------------------------------
+# --- What is no state, or resets itself -------------------------------------------------------
 
 
-def check_fields(state):
-    """What a strict record would do in its constructor."""
-    for leaf in (state.obs, state.reward, state.done):
-        if not isinstance(leaf, jax.Array):
-            raise TypeError(f"constructed with {type(leaf).__name__}")
+@dataclasses.dataclass(frozen=True, eq=False)
+class Returning:
+    """Its `reset` and `step` return whatever it is told to."""
 
-
-@jax.tree_util.register_pytree_with_keys_class
-@dataclasses.dataclass(frozen=True)
-class StrictState:
-    """Like `flax.struct` and `chex`: the constructor runs whenever a tree is put together."""
-
-    obs: Array
-    reward: Array
-    done: Array
-    info: dict
-    metrics: dict
-
-    def __post_init__(self):
-        check_fields(self)
-
-    def replace(self, **changes):
-        return dataclasses.replace(self, **changes)
-
-    def tree_flatten_with_keys(self):
-        names = [field.name for field in dataclasses.fields(self)]
-        children = [(jax.tree_util.GetAttrKey(name), vars(self)[name]) for name in names]
-        return children, None
-
-    @classmethod
-    def tree_unflatten(cls, _, children):
-        return cls(*children)
-
-
-class TupleState(NamedTuple):
-    obs: Array
-    reward: Array
-    done: Array
-    info: dict
-    metrics: dict
-
-
-class AnnotatedState(eqx.Module):
-    obs: Float[Array, " 2"]
-    reward: Float[Array, ""]
-    done: Float[Array, ""]
-    info: dict
-    metrics: dict
-
-    def __check_init__(self):
-        check_fields(self)
-
-
-def flax_state():
-    flax = pytest.importorskip("flax.struct")
-
-    @flax.dataclass
-    class FlaxState:
-        obs: Array
-        reward: Array
-        done: Array
-        info: dict
-        metrics: dict
-
-        def __post_init__(self):
-            check_fields(self)
-
-    return FlaxState
-
-
-KINDS = {
-    "constructor": lambda: StrictState,
-    "NamedTuple": lambda: TupleState,
-    "equinox": lambda: AnnotatedState,
-    "flax": flax_state,
-}
-
-
-class Walk:
-    """Two coordinates; the episode ends where the first leaves [-1, 1]."""
-
-    observation_size = 2
-
-    def __init__(self, kind):
-        self.kind = kind
+    state: object
 
     def reset(self, key):
-        obs = jax.random.uniform(key, (2,), jnp.float32)
-        zero = jnp.zeros((), jnp.float32)
-        return self.kind(obs, zero, zero, {"truncation": zero}, {"x": zero})
+        return self.state
 
     def step(self, state, action):
-        obs = state.obs + 0.6 * action[0]
-        done = (jnp.abs(obs[0]) > 1.0).astype(jnp.float32)
-        zero = jnp.zeros((), jnp.float32)
-        return self.kind(obs, obs[1], done, {"truncation": zero}, {"x": obs[0]})
+        return self.state
 
 
-@pytest.mark.parametrize("kind", KINDS.values(), ids=KINDS)
-def test_states_of_any_kind(kind):
-    """No constructor of a user sees a placeholder; and all kinds give one and the same run."""
-    network = heads(2, 1, jax.random.key(0))
-    config = small_config(learning_rate=1e-2)
+class WithoutMetrics(NamedTuple):
+    obs: Array
+    reward: Array
+    done: Array
+    info: dict
 
-    def run(env):
-        env = EpisodeWrapper(env, 3)
-        start, step = compiled(env, network, config)
-        state = start(jax.random.key(1))
-        for _ in range(2):
-            state, _ = step(state)
-        result = eval_rollout(env, network, 2, 5, jax.random.key(2))
-        return state, result.returns
 
-    state, returns = run(Walk(kind()))
-    assert isinstance(state.rollout_state.env_state, kind() if kind is not flax_state else object)
-    expected, expected_returns = run(Walk(State))
-    assert_same(state.arrays, expected.arrays)
-    np.testing.assert_array_equal(returns, expected_returns)
+@pytest.mark.parametrize("state", [(0.0, {}), WithoutMetrics(0.0, 0.0, False, {}), None], ids=repr)
+def test_something_that_is_no_state(state):
+    name = type(state).__name__
+    with pytest.raises(TypeError, match=rf"fields `obs`.*`metrics`, but returned a `{name}`"):
+        batched(Returning(state), ACTION)
+
+
+FIELDS = ("obs", "reward", "done", "info", "metrics", "data")
+
+
+def self_resetting(*names):
+    info = {name: jnp.zeros(2) for name in names}
+    return Returning(State(jnp.zeros(2), jnp.zeros(()), jnp.array(False), info, {}))
+
+
+@pytest.mark.parametrize(
+    "names",
+    [
+        ("first_obs", "first_pipeline_state", "steps"),
+        ("first_obs", "first_state"),
+        ("AutoResetWrapper_first_data", "AutoResetWrapper_first_obs", "AutoResetWrapper_rng"),
+    ],
+)
+@pytest.mark.parametrize("wrap", [lambda env: env, lambda env: EpisodeWrapper(env, 3)])
+def test_an_environment_that_resets_itself_is_refused(names, wrap):
+    message = rf"resets itself inside `step`: its `info` holds .*{names[0]}.*inside of that wrapper"
+    with pytest.raises(ValueError, match=message):
+        batched(wrap(self_resetting(*names)), ACTION)
+
+
+def test_a_first_observation_alone_is_no_sign_of_it():
+    batched(self_resetting("first_obs"), ACTION)
+
+
+@pytest.mark.playground
+def test_the_wrappers_of_others_that_reset():
+    """What they really leave in `info`."""
+    brax = pytest.importorskip("brax.envs.wrappers.training")
+    playground = pytest.importorskip("mujoco_playground._src.wrapper")
+
+    class BatchedPendulum:
+        """`pipeline_state` and `data` are where each library expects the physics."""
+
+        def reset(self, keys):
+            state = jax.vmap(Pendulum().reset)(keys)
+            return SimpleNamespace(
+                pipeline_state=state.data, **{name: getattr(state, name) for name in FIELDS}
+            )
+
+    for wrapper in (brax.AutoResetWrapper, playground.BraxAutoResetWrapper):
+        info = wrapper(BatchedPendulum()).reset(keys(2)).info
+        with pytest.raises(ValueError, match="resets itself inside `step`"):
+            batched(self_resetting(*info), ACTION)

@@ -6,6 +6,7 @@ import jax.numpy as jnp
 import pytest
 
 from eqx_ppo import envs
+from eqx_ppo.envs._robot_models import robots_of
 
 
 def test_a_missing_playground_names_the_command(monkeypatch):
@@ -37,6 +38,8 @@ def no_models(playground, monkeypatch, tmp_path):
         raise AssertionError("tried to download")
 
     monkeypatch.setattr(mjx_env, "MENAGERIE_PATH", tmp_path / "missing")
+    monkeypatch.setenv("MENAGERIE_CACHE_DIR", str(tmp_path / "cache"))
+    monkeypatch.delenv("MENAGERIE_ROOT", raising=False)
     monkeypatch.setattr(mjx_env, "_clone_with_progress", refuse)
 
 
@@ -90,20 +93,124 @@ def test_unknown_name(no_models):
 
 
 @pytest.mark.playground
-@pytest.mark.parametrize("name", ["Go1JoystickFlatTerrain", "PandaPickCube"])
-def test_robots_without_models_are_refused(no_models, name):
-    with pytest.raises(RuntimeError, match=rf"`{name}` needs robot models.*CartpoleBalance"):
+@pytest.mark.parametrize(
+    ("name", "robots"),
+    [
+        ("Go1JoystickFlatTerrain", "unitree_go1"),
+        ("PandaPickCube", "franka_emika_panda"),
+        ("PandaRobotiqPushCube", "franka_emika_panda robotiq_2f85_v4"),
+    ],
+)
+def test_robots_without_models_are_refused(no_models, name, robots):
+    message = rf"`{name}` needs robot models.*prefetch {robots}`.*CartpoleBalance"
+    with pytest.raises(RuntimeError, match=message):
         envs.load_playground(name)
 
 
+@pytest.fixture
+def read_from(no_models, playground, monkeypatch):
+    """Loads nothing; tells in which folder Playground would have looked for a robot."""
+    from mujoco_playground._src import mjx_env
+
+    def folder(name, robot, **options):
+        looked = []
+
+        def load(name, config_overrides):
+            assert mjx_env.MENAGERIE_PATH.exists()  # or Playground would clone it
+            looked.append(str(mjx_env.MENAGERIE_PATH / robot))
+            return envs.Pendulum()
+
+        before = mjx_env.MENAGERIE_PATH
+        monkeypatch.setattr(playground.registry, "load", load)
+        envs.load_playground(name, **options)
+        assert mjx_env.MENAGERIE_PATH is before
+        return looked[0]
+
+    return folder
+
+
+def robot_names(names):
+    return {name for name in names if name.startswith(("Go1", "Panda", "Aloha", "Spot"))}
+
+
+GO1 = {
+    "Go1Footstand",
+    "Go1Getup",
+    "Go1Handstand",
+    "Go1JoystickFlatTerrain",
+    "Go1JoystickRoughTerrain",
+}
+
+
 @pytest.mark.playground
-def test_robots_with_models_are_loaded(playground, monkeypatch, tmp_path):
+def test_robots_from_a_folder(read_from, tmp_path):
+    (tmp_path / "mine" / "unitree_go1").mkdir(parents=True)
+    for models in (tmp_path / "mine", str(tmp_path / "mine")):
+        assert robot_names(envs.playground_names(models=models)) == GO1
+        found = read_from("Go1Getup", "unitree_go1", models=models)
+        assert found == str(tmp_path / "mine" / "unitree_go1")
+    with pytest.raises(RuntimeError, match="boston_dynamics_spot"):
+        envs.load_playground("SpotGetup", models=tmp_path / "mine")
+
+
+@pytest.mark.playground
+def test_robots_from_where_playground_keeps_them(read_from, monkeypatch, tmp_path):
     from mujoco_playground._src import mjx_env
 
     monkeypatch.setattr(mjx_env, "MENAGERIE_PATH", tmp_path)
-    monkeypatch.setattr(playground.registry, "load", lambda name, config_overrides: envs.Pendulum())
-    assert isinstance(envs.load_playground("Go1JoystickFlatTerrain"), envs.Pendulum)
-    assert set(envs.playground_names()) == set(playground.registry.ALL_ENVS)
+    (tmp_path / "unitree_go1").mkdir()
+    assert robot_names(envs.playground_names()) == GO1
+    assert read_from("Go1Getup", "unitree_go1") == str(tmp_path / "unitree_go1")
+
+
+@pytest.mark.playground
+def test_robots_that_the_package_has_fetched(read_from, monkeypatch, tmp_path):
+    menagerie = pytest.importorskip("mujoco_menagerie")
+    for robot in ("franka_emika_panda", "robotiq_2f85_v4"):
+        folder = menagerie.Cache().model_path(menagerie.get(robot))
+        folder.mkdir(parents=True)
+        assert "PandaRobotiqPushCube" not in envs.playground_names()
+        (folder / ".complete").write_text("{}")
+    pandas = {name for name in envs.playground_names() if name.startswith("Panda")}
+    assert robot_names(envs.playground_names()) == pandas
+    assert "PandaRobotiqPushCube" in pandas
+    assert read_from("PandaRobotiqPushCube", "robotiq_2f85_v4") == str(folder)
+    assert str(folder).startswith(str(tmp_path / "cache"))
+    (tmp_path / "checkout" / "unitree_go1").mkdir(parents=True)
+    monkeypatch.setenv("MENAGERIE_ROOT", str(tmp_path / "checkout"))
+    assert robot_names(envs.playground_names()) == GO1
+
+
+@pytest.mark.playground
+def test_every_robot_is_known(playground, monkeypatch):
+    """Which folders Playground reads, for each of its environments that have a robot."""
+    from etils import epath
+    from mujoco_playground._src import mjx_env
+
+    class Folders(dict):
+        def exists(self):
+            return True
+
+        def __truediv__(self, robot):
+            return self.setdefault(robot, epath.Path("/nowhere") / robot)
+
+    registry = playground.registry
+    names = set(registry.ALL_ENVS) - set(playground.dm_control_suite.ALL_ENVS)
+    for name in names:
+        read = Folders()
+        monkeypatch.setattr(mjx_env, "MENAGERIE_PATH", read)
+        with pytest.raises(ValueError, match="Error opening file"):
+            registry.load(name)
+        assert set(robots_of(name)) == read.keys()
+    assert len(names) == 29
+
+
+@pytest.mark.playground
+def test_an_environment_that_was_added_needs_a_whole_checkout(read_from, playground, monkeypatch):
+    registry = playground.registry
+    monkeypatch.setattr(registry, "ALL_ENVS", (*registry.ALL_ENVS, "MyRobot"))
+    with pytest.raises(RuntimeError, match="`MyRobot` needs robot models"):
+        envs.load_playground("MyRobot")
 
 
 @pytest.mark.playground

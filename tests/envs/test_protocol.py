@@ -53,7 +53,7 @@ def test_read_truncation_takes_either_flag_and_both():
     np.testing.assert_array_equal(read(make_state(done, other=first)), [False] * 4)
     np.testing.assert_array_equal(read(make_state(done, truncation=first)), first > 0)
     np.testing.assert_array_equal(read(make_state(done, truncated=second)), second)
-    both = read(make_state(done, truncation=first, truncated=second))
+    both = jax.jit(read)(make_state(done, truncation=first, truncated=second))
     np.testing.assert_array_equal(both, [False, True, True, True])
     assert both.dtype == jnp.bool_
 

@@ -1,5 +1,6 @@
 """Where the next episode starts."""
 
+import dataclasses
 from typing import NamedTuple
 
 import jax
@@ -7,7 +8,9 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from eqx_ppo.algorithms import PPOConfig, new_training_state, unroll_env
+from eqx_ppo.algorithms import LoggingLevel, PPOConfig, new_training_state, unroll_env
+from eqx_ppo.algorithms._rollout import collect
+from eqx_ppo.algorithms._step import Stepper
 from eqx_ppo.envs import (
     BatchedEnv,
     CachedReset,
@@ -38,6 +41,23 @@ class IdEnv:
 
     def step(self, state, action):
         return state.replace(done=jnp.array(True))
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Draws:
+    """The observation is two normal numbers, plus 10 per step; an episode has 1 to 3 steps."""
+
+    observation_size = 2
+
+    def reset(self, key):
+        start_key, length_key = jax.random.split(key)
+        length = jax.random.randint(length_key, (), 1, 4, jnp.int32)
+        obs = jax.random.normal(start_key, (2,), jnp.float32)
+        return State(obs, jnp.zeros(()), jnp.array(False), {}, {}, length)
+
+    def step(self, state, action):
+        left = state.data - jnp.int32(1)
+        return state.replace(obs=state.obs + 10.0, done=left <= 0, data=left)
 
 
 def batched(env=None):
@@ -209,8 +229,10 @@ def test_a_pool_smaller_than_the_batch(size, n_envs):
         )
 
 
-@pytest.mark.parametrize("options", [{"size": 0}, {"refill": 0}, {"size": -1}])
-def test_sizes_are_positive(options):
+@pytest.mark.parametrize(
+    "options", [{"size": 0}, {"refill": 0}, {"size": -1}, {"size": 4.5}, {"size": True}]
+)
+def test_sizes_are_whole_and_positive(options):
     with pytest.raises(ValueError, match=f"PooledReset.{next(iter(options))}` must be at least 1"):
         PooledReset(**options)
 
@@ -223,6 +245,26 @@ def test_cached_returns_to_the_own_start():
     first, dealt, _ = play(CachedReset(), done)
     np.testing.assert_array_equal(dealt.data.id, [first.data.id] * len(done))
     assert len(set(first.data.id.tolist())) == 7
+
+
+def test_cached_starts_are_the_states_that_a_rollout_is_given():
+    """Also if that is the middle of an episode: nothing else is known."""
+    state = jax.jit(jax.vmap(Draws().reset))(jax.random.split(jax.random.key(0), 5))
+    given = state
+    for _ in range(2):
+        _, last, transitions = unroll_env(
+            Draws(),
+            given,
+            CountingPolicy(),
+            jnp.zeros(5),
+            5,
+            jax.random.key(1),
+            reset_strategy=CachedReset(),
+        )
+        starts = np.asarray(transitions.obs[1:])[np.asarray(transitions.done[:-1])]
+        assert len(starts)
+        assert np.isin(starts, np.asarray(given.obs)).all()
+        given = last
 
 
 def test_cached_in_a_rollout():
@@ -286,3 +328,52 @@ def test_which_environment_gets_which_state_is_unrelated():
     often, seldom = (starts[done[:, env], env] for env in range(2))
     critical = 1.95 * np.sqrt(1 / len(often) + 1 / len(seldom))
     assert kolmogorov_smirnov(often, seldom) < critical
+
+
+def starts_in_training(strategy, n_iterations, n_envs=16, length=32):
+    """The starts of all episodes that training sees, the first ones apart, by environment."""
+    config = PPOConfig(
+        n_envs=n_envs, rollout_length=length, n_minibatches=1, reset_strategy=strategy
+    )
+    network = heads(2, 1, jax.random.key(0))
+    state = jax.jit(lambda key: new_training_state(Draws(), network, config, key))(
+        jax.random.key(1)
+    )
+    stepper = Stepper(BatchedEnv(Draws(), state.env_spec), network, strategy, LoggingLevel.NONE)
+    run = jax.jit(lambda state, key: collect(stepper, state, length, 1, key))
+    rollout_state, seen = state.rollout_state, []
+    first = np.asarray(rollout_state.env_state.obs)
+    for index in range(n_iterations):
+        rollout_state, rollout = run(rollout_state, jax.random.key(100 + index))
+        seen.append(rollout.transitions)
+    obs, done = (
+        np.concatenate([np.asarray(part) for part in parts])
+        for parts in zip(*((part.obs, part.done) for part in seen), strict=True)
+    )
+    return first, [obs[1:, env][done[:-1, env]] for env in range(n_envs)]
+
+
+@pytest.mark.parametrize("strategy", [PooledReset(), PooledReset(40, 3), FreshReset()], ids=str)
+def test_starts_over_a_training_run(strategy):
+    """All different, over many rollouts with one pool, and distributed as those of `reset`."""
+    first, starts = starts_in_training(strategy, 10)
+    everything = np.concatenate([first, *starts])
+    assert len(everything) > 2000
+    assert len(np.unique(everything, axis=0)) == len(everything)
+    everything = everything[:, 0]
+    resets = jax.jit(jax.vmap(Draws().reset))(jax.random.split(jax.random.key(99), 4000))
+    resets = np.asarray(resets.obs[:, 0])
+    critical = 1.95 * np.sqrt(1 / len(everything) + 1 / len(resets))
+    assert kolmogorov_smirnov(everything, resets) < critical
+    # Those of the last quarter too, by when the pool has long been refilled.
+    late = np.concatenate([own[-len(own) // 4 :, 0] for own in starts])
+    critical = 1.95 * np.sqrt(1 / len(late) + 1 / len(resets))
+    assert kolmogorov_smirnov(late, resets) < critical
+
+
+def test_cached_starts_over_a_training_run():
+    first, starts = starts_in_training(CachedReset(), 3)
+    assert len(np.unique(first, axis=0)) == 16
+    for own_first, own in zip(first, starts, strict=True):
+        assert len(own) > 20
+        np.testing.assert_array_equal(own, [own_first] * len(own))

@@ -1,6 +1,7 @@
 """Small environments for tests."""
 
 import dataclasses
+from collections.abc import Callable
 from typing import ClassVar, NamedTuple
 
 import jax
@@ -106,3 +107,54 @@ class ScriptedEnv:
             info[self.truncation_key] = truncated.astype(self.done_dtype)
         reward = reward.astype(jnp.float32)
         return State(obs, reward, done.astype(self.done_dtype), info, {}, data)
+
+
+class SpringParameters(NamedTuple):
+    mass: jax.Array | float = 1.0
+    stiffness: jax.Array | float = 4.0
+    table: jax.Array | None = None  # something large that does not change
+
+
+class SpringData(NamedTuple):
+    position: jax.Array
+    velocity: jax.Array
+    left: jax.Array
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Spring:
+    """A mass on a spring, with its parameters in an attribute.
+
+    The observation is `(position, velocity, mass)`, through a bound method that is stored in an
+    attribute as environments of Playground do it; an episode has 2 to 5 steps.
+    """
+
+    parameters: SpringParameters = dataclasses.field(default_factory=SpringParameters)
+    observe: Callable | None = None
+
+    observation_size: ClassVar[int] = 3
+    action_size: ClassVar[int] = 1
+
+    def __post_init__(self):
+        object.__setattr__(self, "observe", self._observe)
+
+    def reset(self, key):
+        start_key, length_key = jax.random.split(key)
+        position = jax.random.normal(start_key, (), jnp.float32)
+        left = jax.random.randint(length_key, (), 2, 6, jnp.int32)
+        return self._state(SpringData(position, jnp.zeros((), jnp.float32), left))
+
+    def step(self, state, action):
+        position, velocity, left = state.data
+        force = action[0] - self.parameters.stiffness * position
+        velocity = velocity + 0.1 * force / self.parameters.mass
+        position = position + 0.1 * velocity
+        return self._state(SpringData(position, velocity, left - jnp.int32(1)))
+
+    def _state(self, data):
+        reward = -jnp.square(data.position)
+        return State(self.observe(data), reward, data.left <= 0, {}, {}, data)
+
+    def _observe(self, data):
+        mass = jnp.asarray(self.parameters.mass, jnp.float32)
+        return jnp.stack([data.position, data.velocity, mass])

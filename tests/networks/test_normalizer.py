@@ -321,3 +321,24 @@ def test_gradient_passes_through_to_what_comes_before():
     module = learned(Normalizer(1), array([[-2.0], [2.0]]))
     slope = jax.grad(lambda x: jnp.sum(module((), x).output))(array([1.0]))
     np.testing.assert_allclose(slope, [[0.5]])
+
+
+def test_several_in_one_network_are_all_updated():
+    """Side by side and nested; the network that was given stays as it was (case F9)."""
+
+    def normalizers(network):
+        right = network.modules[1].modules[1]
+        return network.modules[0], network.modules[1].modules[0], right.modules[1]
+
+    deep = Sequential([Lift(lambda x: 2.0 * x + 1.0), Normalizer(2)])
+    network = Sequential([Normalizer(2), Parallel({"left": Normalizer(2), "right": deep})])
+    xs = np.random.default_rng(0).normal(3.0, 2.0, (6, 4, 2)).astype(np.float32)
+    state = network.initialize_state(4, key=jax.random.key(0))
+    out = network.unroll(state, jnp.asarray(xs), jnp.zeros((6, 4), jnp.bool_))
+    updated = network.update_statistics(out.rollout_extras)
+    mean = xs.reshape(-1, 2).mean(0)
+    seen = (mean, mean / 10.0, 2.0 * mean / 10.0 + 1.0)  # the first one still divides by 10
+    for old, new, expected in zip(normalizers(network), normalizers(updated), seen, strict=True):
+        np.testing.assert_allclose(new.mean, expected, rtol=1e-5)
+        assert (int(old.count), int(new.count)) == (0, 24)
+        np.testing.assert_array_equal(old.mean, [0.0, 0.0])

@@ -208,15 +208,19 @@ class EvalConfig:
     - `n_envs`: episodes per evaluation.
     - `max_episode_length`: an episode that has not ended is counted as it stands then.
     - `deterministic`: act by the mode (`equinox.nn.inference_mode`) instead of sampling.
+    - `vary_key`: whether every evaluation of a run starts from other initial states, so that
+        their average is that over all of them. Otherwise all start from the same, so that a
+        difference between two evaluations is one of the policy.
     - `logging_level`: `ENV_METRICS` and `NETWORK_METRICS` add the mean over each episode.
     - `logging_percentiles`: percentiles of returns and lengths to give besides the mean.
     """
 
     enabled: bool = True
-    every_steps: int = 50_000
-    n_envs: int = 64
+    every_steps: int = 100_000
+    n_envs: int = 32
     max_episode_length: int = 1000
     deterministic: bool = True
+    vary_key: bool = True
     logging_level: LoggingLevel = LoggingLevel.NONE
     logging_percentiles: tuple[int, ...] | None = (0, 25, 50, 75, 100)
 

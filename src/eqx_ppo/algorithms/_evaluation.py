@@ -17,7 +17,7 @@ from eqx_ppo.algorithms._replay import refresh
 from eqx_ppo.algorithms._rollout import batched_env
 from eqx_ppo.algorithms._step import Stepper, advance
 from eqx_ppo.algorithms._transition import RolloutState
-from eqx_ppo.envs import CachedReset, Env
+from eqx_ppo.envs import CachedReset, Env, own_resets
 from eqx_ppo.networks import StatefulModule
 
 
@@ -26,7 +26,9 @@ class EvalResult(NamedTuple):
 
     - `returns`: undiscounted sums of rewards, one float32 `[B]` array per reward.
     - `lengths`: steps until the episode ended, int32.
-    - `finished`: whether it ended within the allowed length.
+    - `finished`: whether it ended within the allowed length, in whatever way.
+    - `invalid`: whether it ended because something became non-finite. Its last step counts
+        for its length, not for its return.
     - `metrics`: means over each episode's valid steps, in the structure of the transition's
         metrics.
     """
@@ -34,6 +36,7 @@ class EvalResult(NamedTuple):
     returns: Tree
     lengths: Int32[Array, " B"]
     finished: Bool[Array, " B"]
+    invalid: Bool[Array, " B"]
     metrics: Metrics
 
 
@@ -86,6 +89,7 @@ def eval_rollout(
             returns=_accumulate(result.returns, transition.rewards, counts),
             lengths=result.lengths + alive.astype(jnp.int32),
             finished=result.finished | (alive & transition.done),
+            invalid=result.invalid | (alive & ~transition.valid),
             metrics=_accumulate(result.metrics, transition.metrics, counts),
         )
         n_counted = n_counted + counts.astype(jnp.int32)
@@ -100,7 +104,9 @@ def eval_rollout(
 def evaluate(env: Env, network: StatefulModule, config: EvalConfig, key: KeyLike) -> Metrics:
     """`eval_rollout` as configured, summarized into flat metrics under `eval/`.
 
-    `eval/episode_reward` is the return summed over all rewards; `eval/lifespan` the length.
+    `eval/episode_reward` is the return summed over all rewards, `eval/lifespan` the length,
+    `eval/finished` and `eval/invalid` the shares of episodes that ended, and that ended by
+    becoming non-finite.
     """
     result = eval_rollout(
         env,
@@ -118,6 +124,7 @@ def evaluate(env: Env, network: StatefulModule, config: EvalConfig, key: KeyLike
         metrics |= summarize("eval/episode_reward", result.returns, percentiles)
     metrics |= summarize("eval/lifespan", result.lengths.astype(jnp.float32), percentiles)
     metrics["eval/finished"] = jnp.mean(result.finished, dtype=jnp.float32)
+    metrics["eval/invalid"] = jnp.mean(result.invalid, dtype=jnp.float32)
     for name, values in result.metrics.items():
         metrics |= summarize(f"eval/{name}", values, percentiles)
     return metrics
@@ -138,8 +145,9 @@ def _start(
     fresh = jnp.ones(n_envs, jnp.bool_)
     network_state = refresh(network, network.initialize_state(n_envs, key=network_key), fresh)
     batched = batched_env(env, network, network_state, n_envs)
-    env_state, reset_state = CachedReset().start(batched, n_envs, reset_key)
-    stepper = Stepper(batched, network, CachedReset(), levels)
+    strategy = own_resets(env, CachedReset())
+    env_state, reset_state = strategy.start(batched, n_envs, reset_key)
+    stepper = Stepper(batched, network, strategy, levels)
     return stepper, RolloutState(env_state, network_state, reset_state, fresh)
 
 
@@ -154,7 +162,8 @@ def _empty(stepper: Stepper, state: RolloutState) -> EvalResult:
         lambda leaf: jnp.zeros(leaf.shape, jnp.float32), jax.eval_shape(recorded, state)
     )
     n_envs = state.fresh.shape[0]
-    return EvalResult(rewards, jnp.zeros(n_envs, jnp.int32), jnp.zeros(n_envs, jnp.bool_), metrics)
+    no = jnp.zeros(n_envs, jnp.bool_)
+    return EvalResult(rewards, jnp.zeros(n_envs, jnp.int32), no, no, metrics)
 
 
 def _accumulate(totals: Tree, values: Tree, counts: Bool[Array, " B"]) -> Tree:

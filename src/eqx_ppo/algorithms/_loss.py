@@ -9,6 +9,7 @@ from jaxtyping import Array, Bool, Float
 from eqx_ppo._checks import typed
 from eqx_ppo._typing import Metrics, State, Tree
 from eqx_ppo.algorithms._config import LoggingLevel, PPOConfig
+from eqx_ppo.algorithms._metrics import summarize
 from eqx_ppo.algorithms._replay import replay
 from eqx_ppo.algorithms._rollout import shift_values
 from eqx_ppo.algorithms._transition import Transition
@@ -105,7 +106,9 @@ def ppo_loss(
     if LoggingLevel.ACTOR_EXTRA in config.logging_level:
         metrics |= _actor_metrics(ratios, valid, config)
     if LoggingLevel.CRITIC_EXTRA in config.logging_level:
-        metrics |= _critic_metrics(values, targets, advantages, valid)
+        metrics |= _critic_metrics(values, targets, valid)
+        raw = _unnormalized(batch, out.output, targets, config)
+        metrics |= summarize("losses/advantages", raw, valid=valid)
     return loss, metrics
 
 
@@ -189,18 +192,23 @@ def _actor_metrics(ratios: Tree, valid: Bool[Array, "T B"], config: PPOConfig) -
     }
 
 
-def _critic_metrics(
-    values: Tree, targets: Tree, advantages: Tree, valid: Bool[Array, "T B"]
-) -> Metrics:
+def _unnormalized(
+    batch: Minibatch, output: PPONetworkOutput, targets: Tree, config: PPOConfig
+) -> Tree:
+    """The advantages per sampler in the unit of the rewards, whatever was normalized since."""
+    recorded = batch.transitions.network_output
+    values = (output if batch.advantages is None else recorded).value_estimates
+    advantages = jax.tree.map(jnp.subtract, targets, jax.lax.stop_gradient(values))
+    return per_sampler(advantages, output.log_likelihoods, config)
+
+
+def _critic_metrics(values: Tree, targets: Tree, valid: Bool[Array, "T B"]) -> Metrics:
     def explained(value, target):
         error = masked_mean(jnp.square(value - target), valid)
         spread = masked_mean(jnp.square(target - masked_mean(target, valid)), valid)
         return 1.0 - error / (spread + 1e-8)
 
-    return {
-        "losses/critic_R^2": jax.tree.map(explained, values, targets),
-        "losses/advantages": jax.tree.map(lambda a: masked_mean(a, valid), advantages),
-    }
+    return {"losses/critic_R^2": jax.tree.map(explained, values, targets)}
 
 
 def _total(terms: Tree) -> Float[Array, ""]:

@@ -21,8 +21,9 @@ def summarize(
 ) -> Metrics:
     """Flat scalars for a tree of arrays: `name/key/.../mean`, `.../std` and percentiles.
 
-    Booleans give their mean alone, under the plain name. Non-finite elements, and those
-    that are not `valid`, are left out; NaN where nothing remains.
+    Each array is reduced over all of its axes. Booleans give their mean alone, under the plain
+    name. Non-finite elements, and those that are not `valid`, are left out; NaN where nothing
+    remains.
 
     **Arguments:**
 
@@ -30,10 +31,17 @@ def summarize(
     - `values`: an array, or nested mappings and sequences of arrays.
     - `percentiles`: between 0 and 100; given besides the mean and the deviation.
     - `valid`: for arrays that lead with its axes.
+
+    **Raises:** `ValueError` if two arrays would get the same name.
     """
     metrics = {}
     for path, leaf in jax.tree_util.tree_flatten_with_path(values)[0]:
         full = "/".join([name, *(_part(entry) for entry in path)])
+        if full in metrics or f"{full}/mean" in metrics:
+            raise ValueError(
+                f"Two metrics are named `{full}`: one key holds a `/`, or a number and a string "
+                "read the same. Rename one of them."
+            )
         kept = jnp.isfinite(leaf.astype(jnp.float32))
         if valid is not None:
             kept &= valid.reshape(valid.shape + (1,) * (leaf.ndim - valid.ndim))

@@ -125,5 +125,6 @@ def _update_metrics(updated: Updated, config: PPOConfig) -> Metrics:
         metrics[name] = jnp.nanmean(values)
         if config.logging_percentiles:
             spread = summarize(name, values, config.logging_percentiles)
-            metrics |= {key: value for key, value in spread.items() if "/p" in key}
+            levels = [f"{name}/p{level}" for level in config.logging_percentiles]
+            metrics |= {level: spread[level] for level in levels}
     return metrics

@@ -13,7 +13,15 @@ from eqx_ppo.algorithms._config import LoggingLevel
 from eqx_ppo.algorithms._replay import refresh
 from eqx_ppo.algorithms._step import Stepper, advance, bootstrap_values
 from eqx_ppo.algorithms._transition import Rollout, RolloutState, Transition
-from eqx_ppo.envs import BatchedEnv, Env, EnvState, FreshReset, ResetStrategy, env_spec
+from eqx_ppo.envs import (
+    BatchedEnv,
+    Env,
+    EnvState,
+    FreshReset,
+    ResetStrategy,
+    env_spec,
+    own_resets,
+)
 from eqx_ppo.networks import PPONetworkOutput, StatefulModule, at_path
 
 _BOOTSTRAP_CHUNK = 8  # environments per evaluation of a truncated step's value
@@ -57,7 +65,7 @@ def unroll_env(  # noqa: PLR0913 (six that are always given, three options)
         raise ValueError(f"`unroll_length` must be at least 1, but got {unroll_length}.")
     n_envs = jnp.shape(env_state.done)[0]
     batched = batched_env(env, network, network_state, n_envs)
-    strategy = FreshReset() if reset_strategy is None else reset_strategy
+    strategy = own_resets(env, FreshReset()) if reset_strategy is None else reset_strategy
     step_key, start_key = jax.random.split(as_key(key))
     env_state = batched.canonicalize(env_state)
     state = RolloutState(

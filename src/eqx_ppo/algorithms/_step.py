@@ -61,6 +61,10 @@ def advance(
     done = terminated | truncated
 
     fresh_states, reset_state = strategy.deal(env, state.reset_state, done, key)
+    if env.carries_over:
+        leaves = env.spec.leaves
+        ended = tree_where(valid, stepped, state.env_state, single=leaves)
+        fresh_states = env.carry_over(ended, fresh_states)
     next_state = RolloutState(
         env_state=tree_where(done, fresh_states, stepped, single=env.spec.leaves),
         network_state=tree_where(done, network.reset_state(out.next_state), out.next_state),

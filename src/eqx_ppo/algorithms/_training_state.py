@@ -17,7 +17,14 @@ from eqx_ppo.algorithms._config import PPOConfig
 from eqx_ppo.algorithms._optimizer import make_optimizer
 from eqx_ppo.algorithms._rollout import batched_env
 from eqx_ppo.algorithms._transition import RolloutState
-from eqx_ppo.envs import Env, EnvSpec, SupportsStagger
+from eqx_ppo.envs import (
+    Env,
+    EnvSpec,
+    ResetStrategy,
+    SupportsStagger,
+    own_resets,
+    warn_without_time_limit,
+)
 from eqx_ppo.networks import StatefulModule, trainable
 from eqx_ppo.ops import Counter, new_counter
 
@@ -122,34 +129,76 @@ def new_training_state(
     - `optimizer`: an `optax` optimizer instead of the one that `config` describes.
 
     **Raises:** `ValueError` where environment and network do not fit each other.
+
+    **Warns:** `TimeLimitWarning` for an environment that cannot report a time limit.
     """
     keys = jax.random.split(as_key(key), 4)
     optimizer = make_optimizer(config, optimizer)
     arrays, remainder = split_network(network)
     network = join_network(arrays, remainder)  # without NumPy arrays
-    network_state = network.initialize_state(config.n_envs, key=keys[0])
-    network_state = jax.tree.map(strong_type, network_state)
-    batched = batched_env(env, network, network_state, config.n_envs)
-    env_state, reset_state = config.reset_strategy.start(batched, config.n_envs, keys[1])
-    if isinstance(env, SupportsStagger):
-        env_state = batched.map(env.stagger, env_state, jax.random.split(keys[2], config.n_envs))
-    _check_fit(network, network_state, env_state, config)
+    rollout_state, spec = _first_states(env, network, config, keys[:3])
+    warn_without_time_limit(env, rollout_state.env_state)
     return TrainingState(
         arrays=jax.tree.map(jnp.copy, arrays),
         optimizer_state=jax.tree.map(
             strong_type, optimizer.init(eqx.filter(network, trainable(network)))
         ),
-        rollout_state=RolloutState(
-            env_state=env_state,
-            network_state=network_state,
-            reset_state=reset_state,
-            fresh=jnp.ones(config.n_envs, jnp.bool_),
-        ),
+        rollout_state=rollout_state,
         key=keys[3],
         counts=Counts(*(new_counter() for _ in Counts._fields)),
         remainder=remainder,
-        env_spec=batched.spec,
+        env_spec=spec,
     )
+
+
+@typed
+def restart_episodes(
+    env: Env, training_state: TrainingState, config: PPOConfig, key: KeyLike
+) -> TrainingState:
+    """The same training state, with new episodes in all environments.
+
+    Weights, statistics, the optimizer's state and the counts stay; environments and carries
+    begin anew. For training that goes on where the states of the environments do not: on the
+    host after a checkpoint (see `GymnasiumEnv`), or in another environment.
+
+    **Arguments:**
+
+    - `env`: the environment to go on in.
+    - `training_state`: from earlier training, with any number of environments.
+    - `config`: of the training to come.
+    - `key`: a PRNG key for the new episodes.
+
+    **Raises:** `ValueError` where environment and network do not fit each other.
+    """
+    keys = jax.random.split(as_key(key), 3)
+    rollout_state, spec = _first_states(env, training_state.network, config, keys)
+    return replace(training_state, rollout_state=rollout_state, env_spec=spec)
+
+
+def _first_states(
+    env: Env, network: StatefulModule, config: PPOConfig, keys: Key[Array, "3"]
+) -> tuple[RolloutState, EnvSpec]:
+    """New episodes and carries, and the layout of the environment's states."""
+    network_state = network.initialize_state(config.n_envs, key=keys[0])
+    network_state = jax.tree.map(strong_type, network_state)
+    batched = batched_env(env, network, network_state, config.n_envs)
+    _check_resets(env, config.reset_strategy)
+    env_state, reset_state = config.reset_strategy.start(batched, config.n_envs, keys[1])
+    if isinstance(env, SupportsStagger):
+        stagger_keys = jax.random.split(keys[2], config.n_envs)
+        env_state = batched.map(env.stagger, env_state, stagger_keys, "stagger")
+    _check_fit(network, network_state, env_state, config)
+    fresh = jnp.ones(config.n_envs, jnp.bool_)
+    return RolloutState(env_state, network_state, reset_state, fresh), batched.spec
+
+
+def _check_resets(env: Env, strategy: ResetStrategy) -> None:
+    needed = own_resets(env, strategy)
+    if strategy != needed:
+        raise ValueError(
+            f"`{type(env).__name__}` works with the reset strategy `{needed}` alone, but the "
+            f"configuration has `{strategy}`. Set `PPOConfig(reset_strategy={needed})`."
+        )
 
 
 def _check_fit(

@@ -19,9 +19,11 @@ from eqx_ppo.envs._wrappers import Wrapper
 class ActionRepeatWrapper(Wrapper):
     """Takes `repeats` steps of the wrapped environment with each action.
 
-    The reward is the sum over those steps; everything else is what the last one returned. If
-    the episode ends on the way, the remaining steps are not taken: the state stays the one that
-    ended it. Floating-point rewards keep their dtype, others become float32.
+    The reward is the sum over those steps; everything else is what the last one returned. So
+    are the metrics, which fits those that describe a state (a speed); with `sum_metrics` they
+    are summed too, which fits those that are parts of the reward, or count events. If the
+    episode ends on the way, the remaining steps are not taken: the state stays the one that
+    ended it. Floating-point rewards and summed metrics keep their dtype, others become float32.
 
     An `EpisodeWrapper` around this one counts actions; inside it, it counts steps.
 
@@ -29,6 +31,7 @@ class ActionRepeatWrapper(Wrapper):
 
     - `env`: the environment to wrap.
     - `repeats`: steps per action, at least 1.
+    - `sum_metrics`: whether metrics are summed over the steps, as rewards are.
 
     **Raises:** `TypeError` or `ValueError` if `repeats` is not an integer of at least 1.
 
@@ -44,6 +47,7 @@ class ActionRepeatWrapper(Wrapper):
     """
 
     repeats: int
+    sum_metrics: bool = False
 
     def __post_init__(self) -> None:
         if isinstance(self.repeats, bool) or not isinstance(self.repeats, int):
@@ -57,30 +61,41 @@ class ActionRepeatWrapper(Wrapper):
             )
 
     def reset(self, key: PRNGKeyArray) -> _typing.EnvState:
-        return _with_float_reward(self.env.reset(key))
+        return self._with_totals(self.env.reset(key))
 
     def step(self, state: _typing.EnvState, action: Tree) -> _typing.EnvState:
         def once(state):
-            return jax.tree.map(_strong, _with_float_reward(self.env.step(state, action)))
+            return jax.tree.map(_strong, self._with_totals(self.env.step(state, action)))
 
         def again(state, _):
             terminated, truncated = episode_end(state)
             ended, stepped = terminated | truncated, once(state)
-            total = jax.tree.map(jnp.add, state.reward, stepped.reward)
-            stepped = replace(stepped, reward=total)
-            return jax.tree.map(lambda old, new: jnp.where(ended, old, new), state, stepped), None
+            total = jax.tree.map(jnp.add, self._totals(state), self._totals(stepped))
+            stepped = replace(stepped, **total)
+            return jax.tree.map(lambda old, new: _unless(ended, old, new), state, stepped), None
 
         # The first step settles the dtypes, which may be others than those of `reset`.
         return jax.lax.scan(again, once(state), length=self.repeats - 1)[0]
 
+    def _totals(self, state: _typing.EnvState) -> dict[str, Tree]:
+        """The fields that are summed over the steps."""
+        totals = {"reward": state.reward}
+        return totals | ({"metrics": dict(state.metrics)} if self.sum_metrics else {})
 
-def _with_float_reward(state: _typing.EnvState) -> _typing.EnvState:
-    def as_float(leaf):
-        leaf = jnp.asarray(leaf)
-        return leaf if is_floating(leaf) else leaf.astype(jnp.float32)
+    def _with_totals(self, state: _typing.EnvState) -> _typing.EnvState:
+        """The state with fields that can be summed."""
+        return replace(state, **jax.tree.map(_as_float, self._totals(state)))
 
-    return replace(state, reward=jax.tree.map(as_float, state.reward))
+
+def _as_float(leaf: Tree) -> Array:
+    leaf = jnp.asarray(leaf)
+    return leaf if is_floating(leaf) else leaf.astype(jnp.float32)
 
 
 def _strong(leaf: Tree) -> Array:
     return strong_type(jnp.asarray(leaf))
+
+
+def _unless(ended: Array, old: Array, new: Array) -> Array:
+    # A leaf that a step leaves alone may be one that all environments share.
+    return old if new is old else jnp.where(ended, old, new)

@@ -17,7 +17,9 @@ from jaxtyping import Array, Key
 
 from eqx_ppo._tree import env_axes
 from eqx_ppo._typing import EnvState, Tree, TreeDef
-from eqx_ppo.envs._protocol import Env
+from eqx_ppo.envs._protocol import Env, check_state
+from eqx_ppo.envs._shared_leaves import first_dependent
+from eqx_ppo.envs._wrappers import carry_over
 
 
 class EnvSpec(NamedTuple):
@@ -27,15 +29,21 @@ class EnvSpec(NamedTuple):
     paths: tuple[str, ...]
     leaves: tuple[jax.ShapeDtypeStruct, ...]
 
-    def flatten(self, state: EnvState) -> list[Array]:
+    def flatten(self, state: EnvState, source: str = "step") -> list[Array]:
         """The leaves of one state, cast to the layout's dtypes.
 
-        **Raises:** `ValueError` if structure or shapes differ from the layout.
+        **Arguments:**
+
+        - `state`: of one environment.
+        - `source`: the method that it comes from, for the error.
+
+        **Raises:** `ValueError` if structure or shapes differ from the layout, or if its
+        dtypes cannot hold a leaf.
         """
         paths, leaves, treedef = _flatten(state)
-        _check_structure(self.paths, self.treedef, paths, treedef)
+        _check_structure(self.paths, self.treedef, paths, treedef, f"`{source}`")
         return [
-            _cast(leaf, expected, path)
+            _cast(leaf, expected, path, source)
             for leaf, expected, path in zip(leaves, self.leaves, paths, strict=True)
         ]
 
@@ -71,7 +79,8 @@ def env_spec(env: Env, act: Callable[[Tree], Tree]) -> EnvSpec:
         (`jax.ShapeDtypeStruct` leaves).
 
     **Raises:** `ValueError` if `reset` and `step` return states of different structure or
-    shapes, naming the leaves.
+    shapes, naming the leaves, or if the environment resets itself; `TypeError` for something
+    that is no state.
     """
     spec = _trace(env.reset, jax.eval_shape(lambda: jax.random.key(0)))
     action = act(jax.eval_shape(lambda leaves: spec.unflatten(leaves).obs, spec.leaves))
@@ -96,27 +105,80 @@ class BatchedEnv:
     def reset(self, keys: Key[Array, " B"]) -> EnvState:
         """One fresh state per key, leaves `[B, ...]`."""
         return self.spec.unflatten(
-            jax.vmap(lambda key: self.spec.flatten(self.env.reset(key)))(keys)
+            jax.vmap(lambda key: self.spec.flatten(self.env.reset(key), "reset"))(keys)
         )
 
     def step(self, state: EnvState, actions: Tree) -> EnvState:
         """One step of every environment; shared leaves stay shared."""
         return self.map(self.env.step, state, actions)
 
-    def map(self, fn: Callable[[EnvState, Tree], EnvState], state: EnvState, xs: Tree) -> EnvState:
-        """Applies `fn(single_state, x)` to every environment of a batched state."""
+    def map(
+        self,
+        fn: Callable[[EnvState, Tree], EnvState],
+        state: EnvState,
+        xs: Tree,
+        source: str = "step",
+    ) -> EnvState:
+        """Applies `fn(single_state, x)` to every environment of a batched state.
+
+        `source` is the method that `fn` is, for errors.
+
+        **Raises:** `ValueError` if a leaf that all environments share would become a different
+        one for each of them.
+        """
         batch = jax.tree.leaves(xs)[0].shape[0]
-        in_axes = [0 if has_axis else None for has_axis in self.axes(state, batch)]
+        in_axes = self._vmap_axes(state, batch)
 
         def on_leaves(leaves, x):
-            return self.spec.flatten(fn(self.spec.unflatten(leaves), x))
+            return self.spec.flatten(fn(self.spec.unflatten(leaves), x), source)
 
-        mapped = jax.vmap(on_leaves, in_axes=(in_axes, 0), out_axes=in_axes)
-        return self.spec.unflatten(mapped(jax.tree.leaves(state), xs))
+        def mapped(out_axes):
+            return jax.vmap(on_leaves, in_axes=(in_axes, 0), out_axes=out_axes)
+
+        args = (jax.tree.leaves(state), xs)
+        try:
+            return self.spec.unflatten(mapped(in_axes)(*args))
+        except ValueError as error:
+            culprit = first_dependent(mapped, in_axes, args)
+            if culprit is None:
+                raise
+            raise ValueError(
+                f"The leaf `{self.spec.paths[culprit]}` of the environment's state is shared by "
+                f"all environments (shape {self.spec.leaves[culprit].shape}, without an env axis), "
+                f"but `{source}` makes it depend on one of them. Give it an env axis from the "
+                "start, as `jax.vmap(env.reset)` does, or leave it as it is."
+            ) from error
+
+    @property
+    def carries_over(self) -> bool:
+        """Whether the environment keeps anything from one episode to the next."""
+        found = []
+
+        def carry(ended, fresh):
+            start = self.spec.unflatten(fresh)
+            found.append(carry_over(self.env, self.spec.unflatten(ended), start) is not start)
+
+        jax.eval_shape(carry, self.spec.leaves, self.spec.leaves)
+        return found[-1]
+
+    def carry_over(self, ended: EnvState, fresh: EnvState) -> EnvState:
+        """The `fresh` states, with what each environment keeps of its `ended` one."""
+        batch = jnp.shape(fresh.done)[0]
+        in_axes = (self._vmap_axes(ended, batch), self._vmap_axes(fresh, batch))
+
+        def on_leaves(ended, fresh):
+            kept = carry_over(self.env, self.spec.unflatten(ended), self.spec.unflatten(fresh))
+            return self.spec.flatten(kept, "carry_over")
+
+        leaves = jax.vmap(on_leaves, in_axes)(jax.tree.leaves(ended), jax.tree.leaves(fresh))
+        return self.spec.unflatten(leaves)
 
     def axes(self, state: EnvState, batch: int) -> tuple[bool, ...]:
         """Which leaves of a batched state have an env axis."""
         return env_axes(state, batch, self.spec.leaves)
+
+    def _vmap_axes(self, state: EnvState, batch: int) -> list[int | None]:
+        return [0 if has_axis else None for has_axis in self.axes(state, batch)]
 
     def pack(self, state: EnvState, n_rows: int) -> "PackedStates":
         """A batch of states as one table per dtype, which is cheap to index by row."""
@@ -150,7 +212,7 @@ class BatchedEnv:
     def canonicalize(self, state: EnvState) -> EnvState:
         """A batched state from elsewhere, such as `jax.vmap(env.reset)`, in this layout."""
         paths, leaves, treedef = _flatten(state)
-        _check_structure(self.spec.paths, self.spec.treedef, paths, treedef)
+        _check_structure(self.spec.paths, self.spec.treedef, paths, treedef, "The given state")
         cast = [
             _cast_dtype(jnp.asarray(leaf), expected.dtype)
             for leaf, expected in zip(leaves, self.spec.leaves, strict=True)
@@ -161,7 +223,7 @@ class BatchedEnv:
 def _after_step(env: Env, spec: EnvSpec, action: Tree) -> EnvSpec:
     """The layout that holds both a state of layout `spec` and what `step` makes of it."""
     after = _trace(lambda leaves, a: env.step(spec.unflatten(leaves), a), spec.leaves, action)
-    _check_structure(spec.paths, spec.treedef, after.paths, after.treedef)
+    _check_structure(spec.paths, spec.treedef, after.paths, after.treedef, "`step`")
     return spec._replace(leaves=tuple(map(_join, spec.leaves, after.leaves, spec.paths)))
 
 
@@ -180,7 +242,9 @@ def _trace(fn: Callable[..., EnvState], *args: Tree) -> EnvSpec:
     found = []
 
     def leaves_of(*args):
-        paths, leaves, treedef = _flatten(fn(*args))
+        state = fn(*args)
+        check_state(state)
+        paths, leaves, treedef = _flatten(state)
         for path, leaf in zip(paths, leaves, strict=True):
             if not isinstance(leaf, jax.Array | np.ndarray | np.generic | bool | int | float):
                 raise TypeError(
@@ -196,14 +260,19 @@ def _trace(fn: Callable[..., EnvState], *args: Tree) -> EnvSpec:
     return EnvSpec(treedef, paths, tuple(jax.ShapeDtypeStruct(x.shape, x.dtype) for x in leaves))
 
 
-def _check_structure(paths, treedef, other_paths, other_treedef) -> None:
+def _check_structure(paths, treedef, other_paths, other_treedef, source: str) -> None:
     if treedef == other_treedef:
         return
     missing, extra = sorted(set(paths) - set(other_paths)), sorted(set(other_paths) - set(paths))
+    way_out = (
+        "Put every key of `info` and `metrics` into `reset` too."
+        if source.startswith("`")
+        else "Give the states of this very environment, with all its wrappers."
+    )
     raise ValueError(
-        "`reset` and `step` of the environment must return states of one structure, but `step` "
-        f"lacks {missing or 'nothing'} and adds {extra or 'nothing'}. Put every key of `info` and "
-        f"`metrics` into `reset` too.\nreset: {treedef}\nstep: {other_treedef}"
+        f"All states of an environment must have one structure, that of `reset`, but {source} "
+        f"lacks {missing or 'nothing'} and adds {extra or 'nothing'}. {way_out}\n"
+        f"`reset`: {treedef}\n{source}: {other_treedef}"
     )
 
 
@@ -218,13 +287,26 @@ def _join(first, second, path: str) -> jax.ShapeDtypeStruct:
     return jax.ShapeDtypeStruct(first.shape, jnp.promote_types(first.dtype, second.dtype))
 
 
-def _cast(leaf: Tree, expected: jax.ShapeDtypeStruct, path: str) -> Array:
+def _cast(leaf: Tree, expected: jax.ShapeDtypeStruct, path: str, source: str) -> Array:
     if jnp.shape(leaf) != expected.shape:
         raise ValueError(
-            f"The leaf `{path}` of the environment's state has shape {jnp.shape(leaf)}, but "
-            f"{expected.shape} was expected from `reset`."
+            f"The leaf `{path}` of the environment's state has shape {jnp.shape(leaf)} after "
+            f"`{source}`, but {expected.shape} was expected from `reset`."
         )
-    return _cast_dtype(jnp.asarray(leaf), expected.dtype)
+    leaf = jnp.asarray(leaf)
+    if not _holds(expected.dtype, leaf.dtype):
+        raise ValueError(
+            f"The leaf `{path}` of the environment's state has dtype {leaf.dtype} after "
+            f"`{source}`, but {expected.dtype} after `reset` and `step`, which cannot hold it."
+        )
+    return _cast_dtype(leaf, expected.dtype)
+
+
+def _holds(dtype, other) -> bool:
+    if dtype == other or jnp.issubdtype(other, jax.dtypes.extended):
+        return True
+    with jax.numpy_dtype_promotion("standard"):
+        return jnp.promote_types(dtype, other) == dtype
 
 
 def _cast_dtype(leaf: Array, dtype) -> Array:

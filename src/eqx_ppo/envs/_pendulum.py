@@ -1,15 +1,18 @@
 """A torque-limited pendulum, for a quick start without a physics engine."""
 
 import dataclasses
+import math
 from typing import ClassVar, NamedTuple, final
 
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array, Float
+import numpy as np
+from jaxtyping import Array, Float, UInt8
 
 from eqx_ppo._checks import typed
 from eqx_ppo._keys import as_key
 from eqx_ppo._typing import KeyLike
+from eqx_ppo.envs._canvas import Canvas
 from eqx_ppo.envs._state import State
 
 _GRAVITY = 10.0
@@ -57,6 +60,7 @@ class Pendulum:
 
     observation_size: ClassVar[int] = 3
     action_size: ClassVar[int] = 1
+    dt: ClassVar[float] = _TIME_STEP
 
     @typed
     def reset(self, key: KeyLike) -> State:
@@ -77,6 +81,28 @@ class Pendulum:
         velocity = jnp.clip(velocity + acceleration * _TIME_STEP, -_MAX_SPEED, _MAX_SPEED)
         theta = _wrap_angle(theta + velocity * _TIME_STEP)
         return _state(_PendulumData(theta, velocity), reward=-cost)
+
+    def render(
+        self,
+        trajectory: list[State],
+        height: int = 240,
+        width: int = 320,
+        camera: str | None = None,
+    ) -> list[UInt8[np.ndarray, "height width 3"]]:
+        """Draws states, see `SupportsRender`; positive angles lean to the left.
+
+        **Raises:** `ImportError` without Pillow (the extra `video`).
+        """
+        del camera
+        return [_draw(float(state.data.theta), height, width) for state in trajectory]
+
+
+def _draw(theta: float, height: int, width: int) -> UInt8[np.ndarray, "height width 3"]:
+    canvas = Canvas(height, width, center=(0.0, 0.0), extent=2.6 * _LENGTH)
+    tip = (-_LENGTH * math.sin(theta), _LENGTH * math.cos(theta))
+    canvas.rod((0.0, 0.0), tip, 0.2 * _LENGTH, "#cc4d4d")
+    canvas.disk((0.0, 0.0), 0.05 * _LENGTH, "#222222")
+    return canvas.picture()
 
 
 def _wrap_angle(angle: Float[Array, ""]) -> Float[Array, ""]:

@@ -1,7 +1,8 @@
 """The loader for MuJoCo Playground, and the only place that imports it."""
 
+import contextlib
 import difflib
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from types import ModuleType
 
 import jax
@@ -9,18 +10,22 @@ import jax
 from eqx_ppo._checks import typed
 from eqx_ppo._typing import Tree
 from eqx_ppo.envs._protocol import Env
+from eqx_ppo.envs._robot_models import Search, find_models, robots_of
 
 
 @typed
-def load_playground(name: str, *, config_overrides: Mapping[str, Tree] | None = None) -> Env:
+def load_playground(
+    name: str, *, config_overrides: Mapping[str, Tree] | None = None, models: Tree = None
+) -> Env:
     """Loads an environment of MuJoCo Playground by name, without touching the network.
 
     Playground's default physics implementation needs a GPU. On a CPU the environment is
     loaded with `impl="jax"`, unless `config_overrides` says otherwise.
 
-    The locomotion and manipulation environments need robot models, which Playground itself
-    would download when one is loaded. This function refuses that, and loads them only if
-    the models are already there.
+    The locomotion and manipulation environments need robot models (MuJoCo Menagerie), which
+    Playground itself would download. Here they are looked for in `models`, then where
+    Playground keeps them, then in the cache of the package `mujoco-menagerie` (part of the
+    extra `playground`), which the command `mujoco-menagerie prefetch ROBOT` fills.
 
     The environments report no time limit: wrap them in `EpisodeWrapper`.
 
@@ -30,6 +35,8 @@ def load_playground(name: str, *, config_overrides: Mapping[str, Tree] | None = 
         loaded.
     - `config_overrides`: changes to the environment's configuration, with flattened keys,
         as `{"ctrl_dt": 0.02, "reward_config.scales.action_rate": 0.0}`.
+    - `models`: the path of a folder with robot models, one folder for each robot, such as a
+        checkout of MuJoCo Menagerie.
 
     **Raises:** `ImportError` if Playground is not installed, `ValueError` for an unknown
     name, `RuntimeError` if the robot models are missing.
@@ -42,33 +49,37 @@ def load_playground(name: str, *, config_overrides: Mapping[str, Tree] | None = 
             f"`{name}` is not an environment of MuJoCo Playground. {hint}"
             "`playground_names()` lists those that can be loaded."
         )
-    loadable = playground_names()
-    if name not in loadable:
+    found = _find(name, models)
+    if found.missing:
+        robots = " ".join(found.missing)
         raise RuntimeError(
-            f"`{name}` needs robot models (MuJoCo Menagerie), and there are none at "
-            f"`{_models_path()}`. Expected either the models there (load the environment once "
-            f'with `mujoco_playground.registry.load("{name}")`, which downloads them, or clone '
-            "the repository of MuJoCo Menagerie to that path), or one of the environments that "
-            f"need none: {', '.join(loadable)}."
+            f"`{name}` needs robot models of MuJoCo Menagerie, of which `{robots}` was not found "
+            f"(looked in {', '.join(map(str, _directories(models)))} and in the cache of "
+            f"`mujoco-menagerie`). Fetch it once with `mujoco-menagerie prefetch {robots}` (from "
+            "the package of that name), or give the folder of a checkout as `models`. "
+            f"Environments that need none: {', '.join(playground_names(models=models))}."
         )
     overrides = dict(config_overrides or {})
     if jax.default_backend() == "cpu" and "impl" in registry.get_default_config(name):
         overrides.setdefault("impl", "jax")
-    return registry.load(name, config_overrides=overrides)
+    with _models_at(found.path):
+        return registry.load(name, config_overrides=overrides)
 
 
-def playground_names() -> tuple[str, ...]:
+def playground_names(*, models: Tree = None) -> tuple[str, ...]:
     """The environments of MuJoCo Playground that can be loaded without a download.
 
-    **Returns:** the names of the DM Control environments, and also those of the locomotion
-    and manipulation environments if their robot models are already there.
+    **Arguments:**
+
+    - `models`: as for `load_playground`.
+
+    **Returns:** the names of the DM Control environments, and of those locomotion and
+    manipulation environments whose robot models are on this machine.
 
     **Raises:** `ImportError` if Playground is not installed.
     """
-    playground = _playground()
-    if _models_path().exists():
-        return tuple(playground.registry.ALL_ENVS)
-    return tuple(playground.dm_control_suite.ALL_ENVS)
+    names = _playground().registry.ALL_ENVS
+    return tuple(name for name in names if not _find(name, models).missing)
 
 
 def _playground() -> ModuleType:
@@ -82,8 +93,31 @@ def _playground() -> ModuleType:
     return mujoco_playground
 
 
-def _models_path() -> Tree:
-    # Playground clones the models when it loads an environment and this path does not exist.
+def _find(name: str, models: Tree) -> Search:
+    has_none = name in _playground().dm_control_suite.ALL_ENVS
+    return find_models(() if has_none else robots_of(name), _directories(models))
+
+
+def _directories(models: Tree) -> tuple[Tree, ...]:
+    """Where a checkout may be: in the user's folder, and where Playground keeps its own."""
+    from etils import epath
     from mujoco_playground._src import mjx_env
 
-    return mjx_env.MENAGERIE_PATH
+    own = (mjx_env.MENAGERIE_PATH,)
+    return own if models is None else (epath.Path(models), *own)
+
+
+@contextlib.contextmanager
+def _models_at(path: Tree) -> Iterator[None]:
+    """Playground reads the models at `path` meanwhile.
+
+    It clones them when an environment is loaded and its path does not exist.
+    """
+    from mujoco_playground._src import mjx_env
+
+    before = mjx_env.MENAGERIE_PATH
+    mjx_env.MENAGERIE_PATH = path
+    try:
+        yield
+    finally:
+        mjx_env.MENAGERIE_PATH = before

@@ -158,11 +158,14 @@ class TruncationProbe:
     @typed
     def reset(self, key: KeyLike) -> State:
         as_key(key)  # checked like everywhere, though nothing is drawn
-        return _state(jnp.ones((1,), jnp.float32), jnp.zeros((), jnp.float32), done=False)
+        return self._state(jnp.ones((1,), jnp.float32), jnp.zeros((), jnp.float32))
 
     @typed
     def step(self, state: State, action: Float[Array, "1"]) -> State:
-        return _state(state.obs, jnp.ones((), jnp.float32), done=False)
+        return self._state(state.obs, jnp.ones((), jnp.float32))
+
+    def _state(self, obs: Float[Array, "1"], reward: Float[Array, ""]) -> State:
+        return State(obs, reward, jnp.zeros((), jnp.bool_), info={}, metrics={})
 
 
 def _sign(key: PRNGKeyArray) -> Float[Array, "1"]:
@@ -170,4 +173,5 @@ def _sign(key: PRNGKeyArray) -> Float[Array, "1"]:
 
 
 def _state(obs: Float[Array, "1"], reward: Float[Array, ""], done: bool | Array) -> State:
-    return State(obs, reward, jnp.asarray(done, jnp.bool_), info={}, metrics={})
+    info = {"truncation": jnp.zeros((), jnp.bool_)}  # it ends by itself
+    return State(obs, reward, jnp.asarray(done, jnp.bool_), info, metrics={})

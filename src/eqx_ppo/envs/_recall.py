@@ -97,4 +97,5 @@ class Recall:
         shown = jnp.where(data.time == 0, data.cue, 0.0)
         obs = jnp.stack([shown, self._is_go(data.time).astype(jnp.float32)])
         done = data.time >= self.delay + 2
-        return State(obs, reward, done, info={}, metrics={}, data=data)
+        info = {"truncation": jnp.zeros((), jnp.bool_)}  # it ends by itself
+        return State(obs, reward, done, info, metrics={}, data=data)

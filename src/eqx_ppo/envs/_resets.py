@@ -7,7 +7,7 @@ part of the configuration; what it carries along is part of the training state.
 
 import abc
 import dataclasses
-from typing import NamedTuple, final
+from typing import NamedTuple, Protocol, final, runtime_checkable
 
 import jax
 import jax.numpy as jnp
@@ -15,6 +15,7 @@ from jaxtyping import Array, Bool, Int32, Key
 
 from eqx_ppo._typing import EnvState, Tree
 from eqx_ppo.envs._batched import BatchedEnv, PackedStates
+from eqx_ppo.envs._protocol import Env
 
 
 class ResetStrategy(abc.ABC):
@@ -62,7 +63,9 @@ class FreshReset(ResetStrategy):
 class CachedReset(ResetStrategy):
     """Returns each environment to its own first state.
 
-    Free, but training sees only `n_envs` different starts.
+    Free, but training sees only `n_envs` different starts. What counts as the first state is
+    the one that training began with; `unroll_env` begins with the states that it is given, so
+    give it fresh ones: in the middle of an episode it would return there.
     """
 
     def start(self, env: BatchedEnv, n_envs: int, key: Key[Array, ""]) -> tuple[EnvState, Tree]:
@@ -170,3 +173,28 @@ class PooledReset(ResetStrategy):
 
 def _rows(states: PackedStates, index: Int32[Array, " N"]) -> PackedStates:
     return states._replace(tables=[table[index] for table in states.tables])
+
+
+@runtime_checkable
+class SupportsOwnResets(Protocol):
+    """An environment that can be reset in one way only, such as one on the host.
+
+    `reset_strategy` is that way. Training asks for it in its configuration; evaluation and
+    `unroll_env` take it by themselves.
+    """
+
+    @property
+    def reset_strategy(self) -> ResetStrategy:
+        """The strategy that works."""
+        ...
+
+
+def own_resets(env: Env, otherwise: ResetStrategy) -> ResetStrategy:
+    """The only strategy that works for `env`, or `otherwise` where any of them does.
+
+    **Arguments:**
+
+    - `env`: an environment; see `SupportsOwnResets`.
+    - `otherwise`: the strategy for all other environments.
+    """
+    return env.reset_strategy if isinstance(env, SupportsOwnResets) else otherwise

@@ -7,11 +7,12 @@ from typing import ClassVar, NamedTuple, final
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Array, Float
+from jaxtyping import Array, Float, UInt8
 
 from eqx_ppo._checks import typed
 from eqx_ppo._keys import as_key
 from eqx_ppo._typing import KeyLike, Tree
+from eqx_ppo.envs._canvas import Canvas
 from eqx_ppo.envs._state import State
 
 _LINK_MASS = 1.0  # kg, of an upper arm and of a forearm
@@ -31,6 +32,7 @@ _SUBSTEPS = 2
 
 _SIDES = ("left", "right")
 _SIGN = np.array([-1.0, 1.0], np.float32)
+_COLORS = ("#1f77b4", "#d62728")  # of the hands and their ends of the bar
 
 # The kinetic energy is half the sum of C_ij cos(angle_i - angle_j) velocity_i velocity_j.
 _C_TORSO = _TORSO_INERTIA + 4 * _LINK_MASS * _SHOULDER**2
@@ -109,6 +111,7 @@ class TwoArms:
 
     observation_size: ClassVar[Mapping[str, int]] = {"left": 8, "right": 8, "torso": 2, "goal": 4}
     action_size: ClassVar[Mapping[str, int]] = {"left": 2, "right": 2}
+    dt: ClassVar[float] = _TIME_STEP * _SUBSTEPS
 
     @typed
     def reset(self, key: KeyLike) -> State:
@@ -132,6 +135,20 @@ class TwoArms:
         for _ in range(_SUBSTEPS):
             data = _integrate(data, torque)
         return _state(data)
+
+    def render(
+        self,
+        trajectory: list[State],
+        height: int = 240,
+        width: int = 320,
+        camera: str | None = None,
+    ) -> list[UInt8[np.ndarray, "height width 3"]]:
+        """Draws states from above, see `SupportsRender`; each hand in the color of its end.
+
+        **Raises:** `ImportError` without Pillow (the extra `video`).
+        """
+        del camera
+        return [_draw(state.data, height, width) for state in trajectory]
 
 
 def _both_arms(action: Tree) -> Float[Array, "2 2"]:
@@ -231,3 +248,28 @@ def _state(data: _TwoArmsData) -> State:
         metrics={f"{side}_distance": d for side, d in zip(_SIDES, distances, strict=True)},
         data=data,
     )
+
+
+def _draw(data: _TwoArmsData, height: int, width: int) -> UInt8[np.ndarray, "height width 3"]:
+    canvas = Canvas(height, width, center=(0.0, 0.3), extent=1.3)
+    angles = jax.tree.map(np.asarray, data.angles)
+    shoulders = [sign * _SHOULDER * _unit(angles.torso) for sign in _SIGN]
+    canvas.rod(shoulders[0], shoulders[1], 0.08, "#555555")
+    hands = []
+    for side, shoulder in enumerate(shoulders):
+        elbow = shoulder + _LINK_LENGTH * _unit(angles.upper[side])
+        hands.append(elbow + _LINK_LENGTH * _unit(angles.fore[side]))
+        canvas.rod(shoulder, elbow, 0.05, "#555555")
+        canvas.rod(elbow, hands[-1], 0.04, "#555555")
+    x, y, slope = np.asarray(data.bar)
+    handles = [np.array([x, y]) + sign * _HALF_BAR * _unit(slope) for sign in _SIGN]
+    canvas.rod(handles[0], handles[1], 0.015, "#bbbbbb")
+    for hand, handle, color in zip(hands, handles, _COLORS, strict=True):
+        canvas.disk(handle, 0.035, color)
+        canvas.disk(hand, 0.022, "#222222")
+        canvas.disk(hand, 0.016, color)
+    return canvas.picture()
+
+
+def _unit(angle: np.ndarray) -> np.ndarray:
+    return np.array([np.cos(angle), np.sin(angle)])

@@ -8,6 +8,7 @@ import abc
 import dataclasses
 import math
 import numbers
+from collections.abc import Mapping
 from typing import final
 
 import jax
@@ -18,7 +19,13 @@ from eqx_ppo import _typing
 from eqx_ppo._keys import as_key
 from eqx_ppo._tree import is_floating, replace
 from eqx_ppo._typing import Tree
-from eqx_ppo.envs._protocol import TRUNCATION_KEYS, Env, SupportsStagger, episode_end
+from eqx_ppo.envs._protocol import (
+    TRUNCATION_KEYS,
+    Env,
+    SupportsCarryOver,
+    SupportsStagger,
+    episode_end,
+)
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -50,9 +57,14 @@ class Wrapper(abc.ABC):
         `isinstance(env, SupportsStagger)` does not see attributes that are looked up. A
         wrapper overrides it if it changes what the state looks like.
         """
-        if isinstance(self.env, SupportsStagger):
-            return self.env.stagger(state, key)
-        return state
+        return stagger(self.env, state, key)
+
+    def carry_over(self, ended: _typing.EnvState, fresh: _typing.EnvState) -> _typing.EnvState:
+        """Lets the wrapped environment keep something; returns `fresh` if it keeps nothing.
+
+        A hook with a default, like `stagger`, and overridden by the same wrappers.
+        """
+        return carry_over(self.env, ended, fresh)
 
     @property
     def unwrapped(self) -> Env:
@@ -69,9 +81,39 @@ class Wrapper(abc.ABC):
         return getattr(self.env, name)
 
 
+def stagger(env: Env, state: _typing.EnvState, key: PRNGKeyArray) -> _typing.EnvState:
+    """`env.stagger(state, key)`, or `state` if `env` cannot be staggered."""
+    return env.stagger(state, key) if isinstance(env, SupportsStagger) else state
+
+
+def carry_over(env: Env, ended: _typing.EnvState, fresh: _typing.EnvState) -> _typing.EnvState:
+    """`env.carry_over(ended, fresh)`, or `fresh` if `env` keeps nothing."""
+    return env.carry_over(ended, fresh) if isinstance(env, SupportsCarryOver) else fresh
+
+
+def with_entries(
+    info: Mapping[str, Tree], entries: Mapping[str, Tree], hidden: str, names: tuple[str, ...]
+) -> dict[str, Tree]:
+    """`info` with a wrapper's own `entries`, where the wrapped environment may have such too.
+
+    What it has under `names` (all that the wrapper ever writes) is put aside under `hidden`.
+    """
+    names = (*names, hidden)
+    aside = {name: info[name] for name in names if name in info}
+    return {**info, **entries} | ({hidden: aside} if aside else {})
+
+
+def without_entries(
+    info: Mapping[str, Tree], hidden: str, names: tuple[str, ...]
+) -> dict[str, Tree]:
+    """Undoes `with_entries`: the `info` that the wrapped environment returned."""
+    rest = {name: leaf for name, leaf in info.items() if name not in (*names, hidden)}
+    return rest | dict(info.get(hidden, {}))
+
+
 _STEPS = "episode_steps"
 _INNER = "episode_inner_info"
-_WRITTEN = (_STEPS, _INNER, *TRUNCATION_KEYS)
+_WRITTEN = (_STEPS, *TRUNCATION_KEYS)
 
 
 @final
@@ -143,10 +185,16 @@ class EpisodeWrapper(Wrapper):
         - `key`: a PRNG key, another one for each environment.
         """
         inner_key, steps_key = jax.random.split(as_key(key))
-        inner = super().stagger(self._inner_state(state), inner_key)
+        inner = stagger(self.env, self._inner_state(state), inner_key)
         shape = jnp.shape(state.info[_STEPS])
         steps = jax.random.randint(steps_key, shape, 0, self.max_len, jnp.int32)
         return self._outer_state(inner, steps)
+
+    def carry_over(self, ended: _typing.EnvState, fresh: _typing.EnvState) -> _typing.EnvState:
+        """Lets the wrapped environment keep something; the count starts anew."""
+        start = self._inner_state(fresh)
+        kept = carry_over(self.env, self._inner_state(ended), start)
+        return fresh if kept is start else self._outer_state(kept, fresh.info[_STEPS])
 
     def _outer_state(self, inner: _typing.EnvState, steps: Int[Array, "..."]) -> _typing.EnvState:
         """Adds the count and the flag to a state of the wrapped environment."""
@@ -157,17 +205,14 @@ class EpisodeWrapper(Wrapper):
             for name in TRUNCATION_KEYS
             if name in inner.info
         }
-        info = {**inner.info, **(flags or {"truncation": truncated}), _STEPS: steps}
-        hidden = {name: inner.info[name] for name in _WRITTEN if name in inner.info}
-        if hidden:
-            info[_INNER] = hidden
+        entries = {**(flags or {"truncation": truncated}), _STEPS: steps}
+        info = with_entries(inner.info, entries, _INNER, _WRITTEN)
         done = (terminated | truncated).astype(jnp.asarray(inner.done).dtype)
         return replace(inner, done=done, info=info)
 
     def _inner_state(self, state: _typing.EnvState) -> _typing.EnvState:
         """The state with the `info` that the wrapped environment returned last."""
-        info = {name: leaf for name, leaf in state.info.items() if name not in _WRITTEN}
-        return replace(state, info={**info, **state.info.get(_INNER, {})})
+        return replace(state, info=without_entries(state.info, _INNER, _WRITTEN))
 
 
 @final

@@ -7,7 +7,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Int32
 
-from eqx_ppo._tree import expand_to
+from eqx_ppo._tree import can_hold, expand_to
 from eqx_ppo._typing import BatchTree, Extras, KeyLike, TimeBatchTree, Tree, TreeDef
 from eqx_ppo.networks._errors import check_features, check_keys
 from eqx_ppo.networks._module import StatefulModule, StatefulModuleOutput
@@ -54,7 +54,7 @@ class Delay(StatefulModule):
         leaves, self.treedef = jax.tree.flatten(jax.eval_shape(lambda: sample_input))
         self.leaves = tuple(jax.ShapeDtypeStruct(leaf.shape, leaf.dtype) for leaf in leaves)
         for leaf in self.leaves:
-            if not _can_hold(leaf.dtype, initial_value):
+            if not can_hold(leaf.dtype, initial_value):
                 raise ValueError(
                     f"`Delay` cannot hold the initial value {initial_value} in a leaf of dtype "
                     f"{leaf.dtype}. Give a whole number in its range."
@@ -143,14 +143,6 @@ class Delay(StatefulModule):
                     f"`Delay` was built for a leaf of dtype {expected.dtype}, but got "
                     f"{leaf.dtype}. Build it from a sample of what it will see."
                 )
-
-
-def _can_hold(dtype: jnp.dtype, value: float) -> bool:
-    if dtype == jnp.bool_:
-        return value in (0, 1)
-    if jnp.issubdtype(dtype, jnp.integer):
-        return float(value).is_integer() and jnp.iinfo(dtype).min <= value <= jnp.iinfo(dtype).max
-    return True
 
 
 def _last_done(done: Bool[Array, "T B"]) -> Int32[Array, "T+1 B"]:

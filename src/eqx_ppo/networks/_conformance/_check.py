@@ -1,14 +1,14 @@
 """A test of the whole contract, for modules of one's own."""
 
 import contextlib
-import re
 
 import jax
 from jaxtyping import Array
 
 from eqx_ppo._checks import typed
 from eqx_ppo._keys import as_key
-from eqx_ppo._report import ContractError, Finding
+from eqx_ppo._report import ContractError, Finding, first_paragraph
+from eqx_ppo._rules import apply_rules
 from eqx_ppo._tree import merge_time, split_time
 from eqx_ppo._typing import KeyLike, Tree
 from eqx_ppo.networks._conformance._rules import RULES
@@ -71,7 +71,12 @@ def check_module(
 def _examine(module: StatefulModule, xs: Tree, path: str, key: Array, size: Size) -> list[Finding]:
     """What is wrong with a module, told of its innermost part that shows it."""
     trial = Trial(module, xs, key, size)
-    findings = _apply_rules(trial, path)
+
+    def blame(rule: str, error: Exception) -> Finding:
+        text = f"it could not be run. {type(error).__name__}: {first_paragraph(error)}"
+        return Finding(rule, place_of(error, path), "", text)
+
+    findings = apply_rules(RULES, trial, path, blame)
     if not findings or not isinstance(module, Container):
         return findings
     inner = []
@@ -79,27 +84,6 @@ def _examine(module: StatefulModule, xs: Tree, path: str, key: Array, size: Size
         inner += _examine(module[name], child_xs, path + module.segment(name), key, size)
     explained = {finding.rule for finding in inner}
     return inner + [finding for finding in findings if finding.rule not in explained]
-
-
-def _apply_rules(trial: Trial, path: str) -> list[Finding]:
-    """The findings of every rule that can be tested; one that fails to run is broken too."""
-    findings: list[Finding] = []
-    untested: set[str] = set()
-    for name, rule in RULES.items():
-        broken = untested | {finding.rule for finding in findings}
-        if broken & set(rule.needs):
-            untested.add(name)
-            continue
-        try:
-            findings += [Finding(name, path, *fault) for fault in rule.test(trial)]
-        except Exception as error:
-            text = f"it could not be run. {type(error).__name__}: {_first_paragraph(error)}"
-            findings.append(Finding(name, place_of(error, path), "", text))
-    return findings
-
-
-def _first_paragraph(error: Exception) -> str:
-    return re.split(r"\n\n|\n-----|\nThe error occurred while tracing", str(error))[0].strip()
 
 
 def _inputs_of_children(module: Container, trial: Trial) -> dict[str, Tree]:

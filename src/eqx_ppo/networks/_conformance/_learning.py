@@ -7,19 +7,15 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from eqx_ppo._compare import as_numpy, is_unchanged, mismatches, named_leaves, snapshot
+from eqx_ppo._rules import Fault, Faults
 from eqx_ppo._typing import Tree
-from eqx_ppo.networks._conformance._fault import Fault, Faults
 from eqx_ppo.networks._conformance._trial import (
     Trial,
-    as_numpy,
     gradient_of,
-    is_unchanged,
-    mismatches,
-    named_leaves,
     nudged,
     reset,
     scan,
-    snapshot,
     unroll,
     visible,
 )

@@ -1,28 +1,13 @@
 """The rules in the order in which they are tested, and what each of them presupposes."""
 
-from collections.abc import Callable
-from typing import NamedTuple
-
+from eqx_ppo._rules import Rule
 from eqx_ppo.networks._conformance import _learning, _shapes, _values
-from eqx_ppo.networks._conformance._fault import Faults
 from eqx_ppo.networks._conformance._trial import Trial
-
-
-class Rule(NamedTuple):
-    """A rule of the contract.
-
-    - `test`: yields what is wrong in a trial.
-    - `needs`: rules that must hold for the test to mean anything.
-    """
-
-    test: Callable[[Trial], Faults]
-    needs: tuple[str, ...] = ()
-
 
 _SHAPES = ("returns", "batch axis", "closed state")
 _PURE = (*_SHAPES, "purity")
 
-RULES: dict[str, Rule] = {
+RULES: dict[str, Rule[Trial]] = {
     "static fields": Rule(_shapes.static_fields),
     "returns": Rule(_shapes.returns),
     "batch axis": Rule(_shapes.batch_axis, ("returns",)),

@@ -6,10 +6,11 @@ import equinox as eqx
 import jax
 import jax.numpy as jnp
 
+from eqx_ppo._compare import mismatches, named_leaves
+from eqx_ppo._rules import Fault, Faults
 from eqx_ppo._typing import Tree
 from eqx_ppo.networks._adapter import PPONetworkOutput
-from eqx_ppo.networks._conformance._fault import Fault, Faults
-from eqx_ppo.networks._conformance._trial import Trial, mismatches, named_leaves
+from eqx_ppo.networks._conformance._trial import Trial
 from eqx_ppo.networks._module import StatefulModuleOutput
 from eqx_ppo.networks._samplers import Sample
 

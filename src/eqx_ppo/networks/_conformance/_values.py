@@ -7,21 +7,10 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from eqx_ppo._compare import as_numpy, differences, is_unchanged, snapshot
+from eqx_ppo._rules import Fault, Faults
 from eqx_ppo._typing import State, Tree
-from eqx_ppo.networks._conformance._fault import Fault, Faults
-from eqx_ppo.networks._conformance._trial import (
-    Trial,
-    as_numpy,
-    differences,
-    is_unchanged,
-    reset,
-    rows,
-    scan,
-    snapshot,
-    step,
-    unroll,
-    visible,
-)
+from eqx_ppo.networks._conformance._trial import Trial, reset, rows, scan, step, unroll, visible
 from eqx_ppo.networks._container import Container
 from eqx_ppo.networks._module import StatefulModule
 
