@@ -3,6 +3,7 @@
 import ast
 import doctest
 import importlib
+import importlib.util
 import re
 import subprocess
 import tomllib
@@ -16,6 +17,7 @@ import pytest
 
 ROOT = Path(__file__).parents[1]
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
+ADAPTED = ("brax", "gymnasium", "gymnax")  # what blocks with the label `test: adapters` need
 DOCUMENTS = [*PAGES, ROOT / "CHANGELOG.md", ROOT / "CONTRIBUTING.md"]
 
 
@@ -54,6 +56,11 @@ def page_params() -> list:
     for page in PAGES:
         labels = {block.label for block in python_blocks(page)}
         marks = [pytest.mark.playground, pytest.mark.slow] if "test: playground" in labels else []
+        if "test: adapters" in labels:
+            missing = [name for name in ADAPTED if importlib.util.find_spec(name) is None]
+            reason = f"needs {', '.join(missing)}"
+            marks += [pytest.mark.adapters, pytest.mark.slow]
+            marks += [pytest.mark.skipif(missing != [], reason=reason)]
         if labels:
             params.append(pytest.param(page, id=str(page.relative_to(ROOT)), marks=marks))
     return params

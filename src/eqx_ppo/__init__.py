@@ -13,10 +13,15 @@ from eqx_ppo.algorithms import (
     PPOConfig as PPOConfig,
     TrainingState as TrainingState,
     eval_rollout as eval_rollout,
+    make_policy as make_policy,
     new_training_state as new_training_state,
     ppo_step as ppo_step,
 )
-from eqx_ppo.envs import EpisodeWrapper as EpisodeWrapper, load_playground as load_playground
+from eqx_ppo.envs import (
+    EpisodeWrapper as EpisodeWrapper,
+    check_env as check_env,
+    load_playground as load_playground,
+)
 from eqx_ppo.networks import (
     check_module as check_module,
     make_mlp_actor_critic as make_mlp_actor_critic,
@@ -26,6 +31,7 @@ from eqx_ppo.networks import (
 from eqx_ppo.training import (
     TrainConfig as TrainConfig,
     TrainResult as TrainResult,
+    export_policy as export_policy,
     train_ppo as train_ppo,
 )
 

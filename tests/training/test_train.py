@@ -16,7 +16,7 @@ from eqx_ppo.algorithms import evaluate, new_training_state, ppo_step, split_net
 from eqx_ppo.envs import EpisodeWrapper, Pendulum
 from eqx_ppo.networks import Dense, Normalizer, Sequential
 from tests.algorithms.common import assert_close, assert_same, differ
-from tests.envs.test_batched import StrictState, Walk
+from tests.envs.test_five_ways import StrictState, Walk
 from tests.helpers.networks import CASES, SCRIPTED, heads
 
 PER_ITERATION = 16  # 4 environments x 4 steps
@@ -179,6 +179,23 @@ def test_evaluation_keys_vary_by_step_and_repeat_by_seed():
     first, again, other = returns(1), returns(1), returns(2)
     assert first == again
     assert len({*first, *other}) == 8
+
+
+def test_evaluations_may_share_a_key():
+    """Then a network that stays as it is has the same return every time; seeds still differ."""
+    env = EpisodeWrapper(Pendulum(), 5)
+    actor_critic = Sequential([heads(3, 1, jax.random.key(0))])
+
+    def returns(seed):
+        options = config(2, evaluate=True, seed=seed, learning_rate=0.0)
+        fixed = dataclasses.replace(options.eval, vary_key=False)
+        options = dataclasses.replace(options, eval=fixed)
+        history = train_ppo(env, actor_critic, options).eval_history
+        return [row["eval/episode_reward/mean"] for row in history]
+
+    first, other = returns(1), returns(2)
+    assert len(set(first)) == len(set(other)) == 1
+    assert first != other
 
 
 def test_evaluations_are_those_of_the_current_network():

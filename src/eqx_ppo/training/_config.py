@@ -18,9 +18,13 @@ class TrainConfig:
     - `ppo`: of the algorithm.
     - `eval`: of the evaluations during training.
     - `seed`: of all randomness of the run; the same seed gives the same run, bit for bit.
-    - `checkpoint_every_steps`: call `checkpoint_fn` when training has passed another
-        multiple of this many environment steps (and at the end).
-    - `console`: whether to print a line per evaluation.
+    - `checkpoint_every_steps`: save when training has passed another multiple of this many
+        environment steps, and at the end. That is, hand the state to the `checkpointer` and
+        the `checkpoint_fn` of `train_ppo`, if it has them.
+    - `console`: whether to print how it goes.
+    - `max_invalid_share`, `invalid_window`: stop, after saving, when more than this share of
+        the environment steps of this many iterations was invalid, that is, left an environment
+        non-finite. A share of 1 never stops.
     """
 
     ppo: PPOConfig = dataclasses.field(default_factory=PPOConfig)
@@ -28,6 +32,8 @@ class TrainConfig:
     seed: int = 17
     checkpoint_every_steps: int = 500_000
     console: bool = True
+    max_invalid_share: float = 0.5
+    invalid_window: int = 10
 
     def __post_init__(self) -> None:
         for name, kind in (("ppo", PPOConfig), ("eval", EvalConfig)):
@@ -37,7 +43,7 @@ class TrainConfig:
                     f"`TrainConfig.{name}` must be a `{kind.__name__}`, but got "
                     f"`{type(value).__name__}`."
                 )
-        for name, at_least in (("seed", 0), ("checkpoint_every_steps", 1)):
+        for name, at_least in (("seed", 0), ("checkpoint_every_steps", 1), ("invalid_window", 1)):
             value = vars(self)[name]
             if isinstance(value, bool) or not isinstance(value, int | np.integer):
                 raise TypeError(f"`TrainConfig.{name}` must be an int, but got `{value!r}`.")
@@ -45,3 +51,10 @@ class TrainConfig:
                 raise ValueError(
                     f"`TrainConfig.{name}` must be at least {at_least}, but got {value}."
                 )
+        share = self.max_invalid_share
+        if isinstance(share, bool) or not isinstance(share, int | float | np.number):
+            raise TypeError(f"`TrainConfig.max_invalid_share` must be a number, but got {share!r}.")
+        if not 0.0 <= share <= 1.0:
+            raise ValueError(
+                f"`TrainConfig.max_invalid_share` must be in [0, 1], but got {share!r}."
+            )

@@ -1,0 +1,242 @@
+"""What a run does on the device: functions that are compiled once, in the background."""
+
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from typing import NamedTuple, final
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+from jaxtyping import Array
+
+from eqx_ppo._typing import Metrics, Tree, TreeDef
+from eqx_ppo.algorithms import (
+    TrainingState,
+    evaluate,
+    join_network,
+    new_training_state,
+    ppo_step,
+    split_network,
+)
+from eqx_ppo.envs import Env
+from eqx_ppo.networks import StatefulModule
+from eqx_ppo.training._checkpoint import NetworkTemplate, StateTemplate, state_paths
+from eqx_ppo.training._config import TrainConfig
+
+
+class Task(NamedTuple):
+    """What a run is made of, besides the network."""
+
+    env: Env
+    eval_env: Env
+    config: TrainConfig
+    optimizer: optax.GradientTransformation | None
+
+
+class Chunk(NamedTuple):
+    """What some iterations in a row have reported, one row for each.
+
+    - `metrics`: by name.
+    - `invalid`: how many steps were invalid, whether or not that is among the metrics.
+    """
+
+    metrics: Metrics
+    invalid: Array
+
+
+class Device(NamedTuple):
+    """The functions that run on the device; each is compiled once in a run.
+
+    `first` gives the state to begin with. `iterate` takes a count of iterations up to
+    `iterations_per_call`, and consumes the state that it is given; `wait` returns when it is
+    compiled.
+    """
+
+    first: Callable[[], TrainingState]
+    copy: Callable[[TrainingState], TrainingState]
+    wait: Callable[[], None]
+    iterate: Callable[[TrainingState, np.int32], tuple[TrainingState, Chunk]]
+    evaluate: Callable[[TrainingState, Array], Metrics]
+
+
+@final
+class _Compiling:
+    """A compiled function, whose compilation goes on in the background until it is called.
+
+    Bound to the shapes that it was lowered for: it never compiles again.
+    """
+
+    def __init__(self, lowered: jax.stages.Lowered):
+        thread = ThreadPoolExecutor(1, thread_name_prefix="compile")
+        self._compiled = thread.submit(lowered.compile)
+        thread.shutdown(wait=False)
+
+    def wait(self) -> None:
+        self._compiled.result()
+
+    def __call__(self, *args: object) -> Tree:
+        return self._compiled.result()(*args)
+
+
+def _jit_is_disabled() -> bool:
+    return jax.config.jax_disable_jit  # pyright: ignore[reportAttributeAccessIssue]
+
+
+class _Function(NamedTuple):
+    """A function on the device, and how to wait until it can be called at once."""
+
+    call: Callable[..., Tree]
+    wait: Callable[[], None]
+
+
+def _compiling(function: jax.stages.Wrapped, *args: object) -> _Function:
+    """Begins to compile for such arguments; under `jax.disable_jit` the function stays as it is."""
+    if _jit_is_disabled():
+        return _Function(function, lambda: None)
+    compiling = _Compiling(function.lower(*args))
+    return _Function(compiling, compiling.wait)
+
+
+# --- The state to begin with ----------------------------------------------------------------
+
+
+class Start(NamedTuple):
+    """A state to begin with: how it is made, and what it will look like.
+
+    As flat leaves, so that no constructor of an environment's state sees a placeholder.
+    """
+
+    make: Callable[[], list[Array]]
+    leaves: list[Array] | list[jax.ShapeDtypeStruct]
+    treedef: TreeDef
+
+
+class _Outline(NamedTuple):
+    """What a new state looks like, found while it is traced."""
+
+    paths: list[str]
+    treedef: TreeDef
+
+
+def new_start(task: Task, network: StatefulModule, key: Array) -> Start:
+    """A new state, from a copy of the network."""
+    arrays = split_network(network)[0]
+    make, outlines = _maker(task, network)
+    if _jit_is_disabled():
+        made = make(arrays, key)
+        return Start(lambda: made, made, outlines[0].treedef)
+    lowered = jax.jit(make).lower(arrays, key)
+    compiled = _Compiling(lowered)
+    return Start(lambda: compiled(arrays, key), _leaves_of(lowered), outlines[0].treedef)
+
+
+def template_of(task: Task, network: StatefulModule, key: Array) -> StateTemplate:
+    """What the state of such a run looks like, without computing it."""
+    arrays, remainder = split_network(network)
+    make, outlines = _maker(task, network)
+    if _jit_is_disabled():
+        leaves = make(arrays, key)
+    else:
+        leaves = _leaves_of(jax.jit(make).lower(arrays, key))
+    (outline,) = outlines
+    template = NetworkTemplate.of(
+        join_network(arrays, remainder), leaves[: len(jax.tree.leaves(arrays))]
+    )
+    return StateTemplate.split(template, outline.paths, leaves, outline.treedef)
+
+
+def continue_from(state: TrainingState) -> Start:
+    """A copy of the state of an earlier run."""
+    leaves, treedef = jax.tree.flatten(state)
+    return Start(lambda: _copied(leaves), leaves, treedef)
+
+
+def _maker(
+    task: Task, network: StatefulModule
+) -> tuple[Callable[[Tree, Array], list[Array]], list[_Outline]]:
+    """A function that makes the leaves of a new state, and notes what the state looks like."""
+    remainder = split_network(network)[1]
+    outlines: list[_Outline] = []
+
+    def make(arrays: Tree, key: Array) -> list[Array]:
+        state = new_training_state(
+            task.env,
+            join_network(arrays, remainder),
+            task.config.ppo,
+            key,
+            optimizer=task.optimizer,
+        )
+        leaves, treedef = jax.tree.flatten(state)
+        outlines.append(_Outline(state_paths(state), treedef))
+        return leaves
+
+    return make, outlines
+
+
+def _leaves_of(lowered: jax.stages.Lowered) -> list[jax.ShapeDtypeStruct]:
+    return [jax.ShapeDtypeStruct(info.shape, info.dtype) for info in lowered.out_info]
+
+
+@jax.jit
+def _copied(leaves: list[Array]) -> list[Array]:
+    return [jnp.copy(leaf) for leaf in leaves]
+
+
+# --- The functions of a run -----------------------------------------------------------------
+
+
+def compile_device(task: Task, start: Start) -> Device:
+    """Begins to compile everything that the run needs."""
+    evaluation = task.config.eval
+    unflatten = start.treedef.unflatten
+
+    def evaluate_leaves(leaves, key):
+        return evaluate(task.eval_env, unflatten(leaves).network, evaluation, key)
+
+    iterating = _compiling(
+        jax.jit(_iterate(task, start.treedef), donate_argnums=0), start.leaves, np.int32(0)
+    )
+    evaluating = jax.jit(evaluate_leaves)
+    if evaluation.enabled:
+        evaluating = _compiling(evaluating, start.leaves, jax.random.key(0)).call
+
+    def iterate_state(state, count):
+        leaves, chunk = iterating.call(jax.tree.leaves(state), count)
+        return unflatten(leaves), chunk
+
+    return Device(
+        first=lambda: unflatten(start.make()),
+        copy=lambda state: unflatten(_copied(jax.tree.leaves(state))),
+        wait=iterating.wait,
+        iterate=iterate_state,
+        evaluate=lambda state, key: evaluating(jax.tree.leaves(state), key),
+    )
+
+
+def _iterate(task: Task, treedef: TreeDef) -> Callable[[list[Array], Array], Tree]:
+    """Some iterations in a row, on the leaves of a state."""
+    ppo = task.config.ppo
+    step = jax.jit(lambda state: ppo_step(task.env, state, ppo, task.optimizer))  # traced once
+
+    def step_with_report(state):
+        before = state.counts.invalid_steps.low
+        state, metrics = step(state)
+        return state, Chunk(metrics, state.counts.invalid_steps.low - before)
+
+    def iterate(leaves, count):
+        state = treedef.unflatten(leaves)
+        report = jax.eval_shape(lambda state: step_with_report(state)[1], state)
+        history = jax.tree.map(
+            lambda leaf: jnp.zeros((ppo.iterations_per_call, *leaf.shape), leaf.dtype), report
+        )
+
+        def body(index, carry):
+            state, history = carry
+            state, report = step_with_report(state)
+            return state, jax.tree.map(lambda all_, one: all_.at[index].set(one), history, report)
+
+        state, history = jax.lax.fori_loop(0, count, body, (state, history))
+        return jax.tree.leaves(state), history
+
+    return iterate

@@ -1,0 +1,109 @@
+"""One JSON object per line."""
+
+import json
+import math
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import final
+
+from eqx_ppo.training._sinks._files import SECONDS, STEPS, Appending, Clock, make_room
+from eqx_ppo.training._sinks._sink import RunInfo, Sink
+
+
+@final
+class JSONLinesSink(Sink):
+    """Appends one JSON object per iteration to a file.
+
+    ```text
+    {"total_steps": 5120, "seconds": 8.213, "losses/actor": -0.0021, "losses/critic": 0.31}
+    ```
+
+    `seconds` is the time since the start of the run, summed over its parts if it was resumed.
+    A value that is NaN or infinite is `null`, because JSON knows neither; a name that was not
+    logged in that iteration is absent. Every row is handed to the operating system before
+    training goes on, so that it survives the end of the process. What a full disk refuses is
+    written when there is room again (up to 64 MiB). `read_metrics` reads the file.
+    """
+
+    def __init__(self, path: str | os.PathLike[str], *, overwrite: bool = False):
+        """**Arguments:**
+
+        - `path`: of the file; missing folders are made.
+        - `overwrite`: lets a new run empty a file that holds another one's metrics. A run
+            that is resumed never needs it.
+        """
+        self._path = Path(path)
+        self._overwrite = overwrite
+        self._file: Appending | None = None
+        self._clock = Clock()
+
+    def start(self, run: RunInfo) -> None:
+        """Opens the file; for a resumed run, drops the rows behind the resumed step.
+
+        **Raises:** `FileExistsError` if a new run would mix with the rows of another one;
+        `ValueError` if the file holds something else than such rows (it stays untouched).
+        """
+        make_room(self._path, resumed=run.resumed_at is not None, overwrite=self._overwrite)
+        already = 0.0
+        if run.resumed_at is not None and self._path.exists():
+            already = _keep_until(self._path, run.resumed_at)
+        self._file = Appending(self._path)
+        self._clock = Clock(already)
+
+    def write(self, metrics: Mapping[str, float], steps: int) -> None:
+        """Appends a row."""
+        if self._file is None:
+            raise RuntimeError(f"{self!r} was not started.")
+        self._file.append(_line(self._clock.row(metrics, steps)))
+
+    def close(self) -> None:
+        """Closes the file."""
+        file, self._file = self._file, None
+        if file is not None:
+            file.close()
+
+    def __repr__(self) -> str:
+        return f"JSONLinesSink({str(self._path)!r})"
+
+
+def parse_row(line: bytes, number: int, path: Path) -> dict[str, float | None]:
+    """The row in a complete line.
+
+    **Raises:** `ValueError` if it is none.
+    """
+    try:
+        row = json.loads(line)
+    except ValueError:
+        row = None
+    if not isinstance(row, dict) or not isinstance(row.get(STEPS), int):
+        raise ValueError(
+            f"Line {number} of `{path}` is not a row of metrics: expected a JSON object with "
+            f"a whole number `{STEPS}`, but got {line[:60]!r}."
+        )
+    return row
+
+
+def _line(row: dict[str, float]) -> bytes:
+    try:
+        text = json.dumps(row, allow_nan=False)
+    except ValueError:  # rare, and looking at every value first would cost every row
+        finite = {name: x if math.isfinite(x) else None for name, x in row.items()}
+        text = json.dumps(finite, allow_nan=False)
+    return text.encode() + b"\n"
+
+
+def _keep_until(path: Path, step: int) -> float:
+    """Cuts off rows after a step and a half-written last line; the seconds of what stays."""
+    end, seconds = 0, 0.0
+    with path.open("rb") as file:
+        for number, line in enumerate(file, start=1):
+            if not line.endswith(b"\n"):
+                break
+            row = parse_row(line, number, path)
+            if (row[STEPS] or 0) > step:
+                break
+            end += len(line)
+            seconds = row.get(SECONDS) or seconds
+    os.truncate(path, end)
+    return seconds
