@@ -239,6 +239,11 @@ def test_what_does_not_fit_is_refused(getkey):
         policy.reset(single, np.zeros(3, bool))
     with pytest.raises(ValueError, match=r"`done` must be one value per environment.*shape \(\)"):
         policy.reset(batched, False)
+    recurrent = make_policy(CASES["lstm_trained_start"].build(getkey()))
+    with pytest.raises(ValueError, match="`done` has 2 values, but the carry is that of 3 env"):
+        recurrent.reset(recurrent.init(getkey(), 3), np.zeros(2, bool))
+    with pytest.raises(TypeError, match="`batch_size` must be an int or `None`, but got True"):
+        policy.init(getkey(), True)
     with pytest.raises(ValueError, match=r"`Normalizer` expected.*\[B, 2\].*got \[1, 3, 2\]"):
         policy.act(single, np.zeros((3, 2), np.float32))
     with pytest.raises(

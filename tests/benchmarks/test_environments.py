@@ -9,7 +9,13 @@ from benchmarks import environments
 from benchmarks.environments import Row, all_finite, examine
 from tests.helpers.broken_envs import SumsRewards
 
-CHEAPEST = ("CartpoleBalance", "PendulumSwingup", "PointMass", "AcrobotSwingup", "BallInCup")
+CHEAPEST = (
+    "CartpoleBalance",
+    "CartpoleSwingupSparse",
+    "PendulumSwingup",
+    "AcrobotSwingup",
+    "PointMass",
+)
 
 
 @pytest.mark.playground

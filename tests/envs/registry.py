@@ -4,6 +4,7 @@ import jax
 import jax.numpy as jnp
 
 from eqx_ppo import envs
+from eqx_ppo._tree import replace
 from tests.helpers.envs import DictEnv, ScriptedEnv, Spring
 
 _ACTION = jnp.array([0.3], jnp.float32)
@@ -20,6 +21,17 @@ _DICT_ACTION = {
 def _other_mass(key, parameters):
     mass = parameters.mass * jax.random.uniform(key, (), jnp.float32, 0.5, 2.0)
     return parameters._replace(mass=mass)
+
+
+class _CountsSteps(envs.Wrapper):
+    def reset(self, key):
+        state = self.env.reset(key)
+        return replace(state, info={**state.info, "steps": jnp.zeros((), jnp.int32)})
+
+    def step(self, state, action):
+        steps = state.info["steps"] + jnp.int32(1)
+        state = self.env.step(state, action)
+        return replace(state, info={**state.info, "steps": steps})
 
 
 CASES = {
@@ -39,6 +51,10 @@ CASES = {
     ),
     "reward_scaling": (envs.RewardScalingWrapper(DictEnv(), 0.5), _DICT_ACTION),
     "action_repeat": (envs.ActionRepeatWrapper(envs.Recall(delay=2), 3), _ACTION),
+    "action_repeat_of_metrics": (
+        envs.ActionRepeatWrapper(DictEnv(), 2, sum_metrics=True),
+        _DICT_ACTION,
+    ),
     "action_repeat_of_dicts": (
         envs.EpisodeWrapper(envs.ActionRepeatWrapper(DictEnv(), 2), 3),
         _DICT_ACTION,
@@ -49,7 +65,7 @@ CASES = {
         _DICT_ACTION,
     ),
     "keep_info": (
-        envs.KeepInfoWrapper(envs.EpisodeWrapper(envs.Pendulum(), 3), ("episode_steps",)),
+        envs.KeepInfoWrapper(_CountsSteps(envs.EpisodeWrapper(envs.Pendulum(), 3)), ("steps",)),
         _ACTION,
     ),
     "domain_randomization": (

@@ -114,6 +114,39 @@ def test_metrics_are_those_of_the_last_step_or_summed(length, sum_metrics, expec
     assert (state.metrics["event"].dtype == jnp.float32) == sum_metrics
 
 
+class CountsInMetrics:
+    """Counts in its own metrics and reward."""
+
+    def reset(self, key):
+        return State(jnp.zeros(1), 0.0, jnp.array(False), {}, {"n": jnp.array(0)})
+
+    def step(self, state, action):
+        return state.replace(reward=1.0, metrics={"n": state.metrics["n"] + 1})
+
+    def stagger(self, state, key):
+        return state.replace(metrics={"n": jnp.array(10)})
+
+    def carry_over(self, ended, fresh):
+        return fresh.replace(metrics={"n": ended.metrics["n"]})
+
+
+def test_the_wrapped_environment_gets_its_own_metrics_back():
+    env = ActionRepeatWrapper(CountsInMetrics(), 3, sum_metrics=True)
+    env = ActionRepeatWrapper(env, 1, sum_metrics=True)  # whose entry has the same name
+    start = state = env.reset(jax.random.key(0))
+    sums = []
+    for _ in range(3):
+        state = env.step(state, jnp.zeros(1))
+        sums.append(int(state.metrics["n"]))
+        assert jax.tree.structure(state) == jax.tree.structure(start)
+    assert sums == [1 + 2 + 3, 4 + 5 + 6, 7 + 8 + 9]
+    kept = env.carry_over(state, start)
+    assert int(kept.metrics["n"]) == 9
+    assert int(env.step(kept, jnp.zeros(1)).metrics["n"]) == 10 + 11 + 12
+    staggered = env.stagger(start, jax.random.key(0))
+    assert int(env.step(staggered, jnp.zeros(1)).metrics["n"]) == 11 + 12 + 13
+
+
 class Loose:
     """Its dtypes and weak types change with the first step, and its reward is an integer."""
 

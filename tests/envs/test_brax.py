@@ -21,6 +21,7 @@ from eqx_ppo.algorithms import make_sampler, unroll_env
 from eqx_ppo.envs import (
     BraxEnv,
     ContinuousActions,
+    DomainRandomizationWrapper,
     Env,
     EnvState,
     EpisodeWrapper,
@@ -73,6 +74,28 @@ def test_nothing_is_written_into_a_state():
     state = raw.reset(jax.random.key(0))
     raw.step(state, jnp.zeros(1))
     assert float(state.metrics["n"]) == 1.0  # brax itself
+
+
+def test_parameters_can_be_drawn_for_each_episode():
+    """They are looked for inside of the adapter, and of wrappers around it."""
+
+    class Gravity(Writer):
+        sys = None
+
+        def __init__(self):
+            self.sys = jnp.ones(())
+
+        def step(self, state, action):
+            return super().step(state, action).replace(obs=self.sys[None])
+
+    def randomize(key, gravity):
+        return gravity * jax.random.uniform(key)
+
+    inner = Gravity()
+    env = DomainRandomizationWrapper(EpisodeWrapper(BraxEnv(inner), 3), randomize, "sys")
+    state = env.step(env.reset(jax.random.key(0)), jnp.zeros(1))
+    assert float(state.obs[0]) == float(state.info["randomized"][""]) != 1.0
+    assert float(inner.sys) == 1.0
 
 
 def test_it_keeps_the_convention():

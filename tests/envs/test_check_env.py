@@ -16,6 +16,7 @@ from eqx_ppo import ContractError, check_env, envs
 from eqx_ppo.envs import State
 from eqx_ppo.envs._conformance._actions import action_sampler
 from eqx_ppo.envs._conformance._advice import on_resets
+from eqx_ppo.envs._conformance._changes import ChangeRecorder
 from eqx_ppo.envs._conformance._rules import RULES
 from eqx_ppo.envs._conformance._trial import Size, Trial
 from tests.envs.registry import CASES
@@ -204,6 +205,45 @@ class ComesHome(Walk):
         return State(obs, home.astype(jnp.float32), home, {}, {}, (place, carries))
 
 
+class WalksHome(Noisy):
+    """A random walk that begins at home, and is done when it is back."""
+
+    def reset(self, key):
+        start = self._at(jnp.zeros((), jnp.int32), self.keys(key)[1])
+        return start.replace(done=jnp.zeros((), jnp.bool_))
+
+    def step(self, state, action):
+        key, draw = jax.random.split(state.data)
+        move = jnp.where(uniform(draw) < 0.5, -1, 1).astype(jnp.int32)
+        return self._at(state.obs[0] + move, key)
+
+    def _at(self, place, key):
+        obs = jnp.stack([place, jnp.abs(place)])
+        return State(obs, place.astype(jnp.float32), place == 0, {}, {}, key)
+
+
+class InCircles(Walk):
+    """Ends when a phase has gone once around; the position goes on."""
+
+    def reset(self, key):
+        return super().reset(key).replace(data=jnp.zeros((), jnp.int32))
+
+    def step(self, state, action):
+        phase = (state.data + jnp.int32(1)) % 5
+        obs = state.obs + jnp.float32(1)
+        return state.replace(obs=obs, reward=action[0], done=phase == 0, data=phase)
+
+
+class InParts(Walk):
+    """Observes a tuple, and says the size of each part."""
+
+    observation_size: ClassVar[tuple[int, int]] = (1, 3)
+
+    def state(self, position, time):
+        whole = super().state(position, time)
+        return whole.replace(obs=(position[None], jnp.full(3, time.astype(jnp.float32))))
+
+
 class PassesOn(Walk):
     """Never ends, so that it leaves `done` alone."""
 
@@ -236,7 +276,15 @@ UNUSUAL = {
     "compiled methods": (Compiled, {}),
     "chaotic": (Chaotic, {}),
     "comes home": (ComesHome, {"sample_action": jnp.zeros(1, jnp.float32)}),
+    "in circles": (InCircles, {}),
+    "walks home": (WalksHome, {}),
+    "in parts": (InParts, {}),
     "passes done on": (PassesOn, {}),
+    "passes done on to a wrapper": (lambda: envs.ActionRepeatWrapper(PassesOn(), 2), {}),
+    "passes done on, cut off": (
+        lambda: envs.EpisodeWrapper(envs.ActionRepeatWrapper(PassesOn(), 2), 3),
+        {},
+    ),
     "infinite sentinels": (changed(both=sentinel), {}),
     "shared leaves": (changed(both=shared), {}),
     "integer done": (
@@ -297,6 +345,25 @@ def test_the_culprit_is_found_inside_wrappers(name):
     env = envs.EpisodeWrapper(envs.RewardScalingWrapper(inner, 0.5), 7)
     (found,) = findings(env)
     assert (found.rule, found.path) == (BROKEN_ENVS[name].rule, "env.env.env")
+
+
+def test_a_wrapper_does_not_hide_that_an_environment_resets_itself():
+    env = envs.FrameStackWrapper(envs.EpisodeWrapper(broken.CountsAnew(), 100), 2)
+    (found,) = findings(env, n_steps=20)
+    assert (found.rule, found.path) == ("own resets", "env.env.env")
+    assert "own resets" in advice(env, n_steps=20, allow=("own resets",))
+
+
+def test_what_a_wrapper_gives_to_an_environment_is_no_fault():
+    class Commands(envs.Wrapper):
+        def reset(self, key):
+            return with_info(command=lambda state: state.reward)(self.env.reset(key))
+
+        def step(self, state, action):
+            after = self.env.step(state, action)
+            return with_info(command=lambda state: state.reward)(after)
+
+    check_env(Commands(broken.WantsCommand()), n_steps=10)
 
 
 def test_a_fault_of_the_wrapper_itself_is_told_of_the_wrapper():
@@ -445,6 +512,14 @@ def test_an_environment_without_end_is_advised():
     assert "time limit" not in advice(Walk())
 
 
+def test_an_end_at_the_start_is_advice_where_nothing_leaps():
+    found = advice(InCircles())["own resets"]
+    assert found.leaf == "next_state.data"
+    assert "does not leap" in found.message
+    assert advice(WalksHome())["own resets"].leaf == "next_state.obs"
+    assert "own resets" not in advice(Walk())
+
+
 def test_what_a_dear_reset_means():
     assert on_resets(1.0) == []
     (found,) = on_resets(120.4)
@@ -467,9 +542,9 @@ def test_what_would_take_minutes_is_skipped_and_said():
                 action = action * jnp.float32(0.999)
             return super().step(state, action)
 
-    report = check_env(Long())
-    assert report.skipped == ("jit",)
-    assert "not tested, because it would take minutes: jit" in str(report)
+    report = check_env(envs.EpisodeWrapper(Long(), 9))
+    assert report.skipped == ("jit", "own resets inside of wrappers")
+    assert "not tested, because it would take minutes: jit, own resets inside" in str(report)
 
 
 # --- Actions and options ------------------------------------------------------------------
@@ -560,6 +635,25 @@ def test_the_documentation_lists_every_rule():
 
 
 # --- Episodes, by hand --------------------------------------------------------------------
+
+
+def test_a_leap_is_a_change_beyond_the_usual_ones():
+    """Two environments; the first leaf counts and is back at 0, the second walks evenly."""
+    time = np.array([[0, 1, 2, 0], [0, 1, 2, 0]])
+    place = np.array([[[0.0], [0.5], [0.25], [0.5]], [[1.0], [0.5], [1.0], [0.75]]])
+    recorder = ChangeRecorder([time[:, 0], place[:, 0]])
+    for step in range(3):
+        before, after = ([time[:, at], place[:, at]] for at in (step, step + 1))
+        recorder.add(before, after, np.full(2, step == 2))
+    found = recorder.changes()
+    np.testing.assert_array_equal(found.leaf, [0, 1])
+    np.testing.assert_array_equal(found.usual, [[1.0, -0.5], [1.0, 0.5]])
+    np.testing.assert_array_equal(found.at_end, [[-2.0, 0.25], [-2.0, -0.25]])
+    assert found.jump(np.array([True, False]))
+    assert found.jump(np.array([True, True]))
+    assert not found.jump(np.array([False, True]))
+    assert not found.jump(np.array([False, False]))
+    assert not found._replace(at_end=found.at_end[:0]).jump(np.array([True, True]))
 
 
 def test_episodes_go_on_from_their_first_states():

@@ -62,6 +62,35 @@ def test_an_episode_is_that_of_gymnax(name, max_steps, terminated, length):
     assert n_steps == (length or n_steps) < 20
 
 
+def test_time_limits_are_spread():
+    """The limit comes earlier by 0 to 4 steps; the clock that is observed stays as it is."""
+    env = GymnaxEnv(Parts(), environment.EnvParams(max_steps_in_episode=5))
+    start, action = env.reset(jax.random.key(0)), {"arm": jnp.zeros(2), "hand": jnp.array(0)}
+    lengths = set()
+    for seed in range(20):
+        state, n_steps = env.stagger(start, jax.random.key(seed)), 0
+        assert jax.tree.map(jnp.shape, state) == jax.tree.map(jnp.shape, start)
+        while not state.done:
+            state, n_steps = env.step(state, action), n_steps + 1
+            assert int(state.data.state.time) == n_steps
+        assert bool(state.info["truncation"])
+        lengths.add(n_steps)
+    assert lengths == {1, 2, 3, 4, 5}
+
+
+def test_without_a_clock_nothing_is_spread():
+    class Timeless(Parts):
+        def reset_env(self, key, params):
+            return {"place": jnp.zeros(2)}, jnp.zeros(())
+
+        def is_truncated(self, state, params):
+            return state > 3.0
+
+    env = GymnaxEnv(Timeless())
+    state = env.reset(jax.random.key(0))
+    assert env.stagger(state, jax.random.key(1)) is state
+
+
 def test_it_keeps_the_convention():
     report = check_env(load_gymnax("CartPole-v1"), sample_action=jnp.int32(1), n_steps=20)
     assert "dtypes" not in str(report)  # those of `reset` and `step` agree, too

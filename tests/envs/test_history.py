@@ -96,15 +96,61 @@ def test_frames_against_a_list(n_frames):
 
 def test_frames_of_a_sized_environment():
     class Sized(DictEnv):
-        observation_size = {"a": 3, "b": (4, 2), "c": ()}  # noqa: RUF012
+        observation_size = {"proprio": (3,), "goal": 2}  # noqa: RUF012
 
     assert FrameStackWrapper(Pendulum(), 3).observation_size == 9
-    assert FrameStackWrapper(Sized(), 2).observation_size == {"a": 6, "b": (4, 4), "c": (2,)}
+    assert FrameStackWrapper(Sized(), 2).observation_size == {"proprio": (6,), "goal": 4}
     env = FrameStackWrapper(DictEnv(), 2)
     obs = jax.eval_shape(env.reset, jax.random.key(0)).obs
     assert env.observation_size == {name: leaf.shape[-1] for name, leaf in obs.items()}
     with pytest.raises(AttributeError, match="observation_size"):
         _ = FrameStackWrapper(Clock(), 2).observation_size
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Sized:
+    """An observation of these shapes, and the size that the environment says it has."""
+
+    shapes: object
+    observation_size: object
+
+    def reset(self, key):
+        def is_shape(part):
+            return isinstance(part, tuple) and all(isinstance(n, int) for n in part)
+
+        obs = jax.tree.map(jnp.zeros, self.shapes, is_leaf=is_shape)
+        return State(obs, jnp.zeros(()), jnp.array(False), {}, {})
+
+    def step(self, state, action):
+        return state
+
+
+@pytest.mark.parametrize(
+    ("shapes", "size", "expected"),
+    [
+        ((3,), (3,), (6,)),
+        ((4, 2), (4, 2), (4, 4)),  # a shape
+        (((4,), (2,)), (4, 2), (8, 4)),  # one number for each leaf
+        ([(4,), (2,)], [4, 2], (8, 4)),
+        (((4, 3), {"a": (2,)}), ((4, 3), {"a": (2,)}), ((4, 6), {"a": (4,)})),
+        ({"b": (4, 2), "c": ()}, {"b": (4, 2), "c": ()}, {"b": (4, 4), "c": (2,)}),
+    ],
+)
+def test_sizes_of_frames(shapes, size, expected):
+    env = FrameStackWrapper(Sized(shapes, size), 2)
+    assert env.observation_size == expected
+    frames = jax.tree.leaves(jax.eval_shape(env.reset, jax.random.key(0)).obs)
+    last = [leaf.shape[-1] for leaf in frames]
+    plain = jax.tree.leaves(jax.eval_shape(env.env.reset, jax.random.key(0)).obs)
+    assert last == [2 * leaf.shape[-1] if leaf.shape else 2 for leaf in plain]
+
+
+@pytest.mark.parametrize(
+    ("shapes", "size"), [((3,), {"a": 3}), ({"a": (3,)}, {"b": 3}), (((4,), (2,)), (4,))]
+)
+def test_sizes_of_something_else(shapes, size):
+    with pytest.raises(ValueError, match="does not describe its observations"):
+        _ = FrameStackWrapper(Sized(shapes, size), 2).observation_size
 
 
 # --- Delay ----------------------------------------------------------------------------------

@@ -10,6 +10,7 @@ import pytest
 
 from eqx_ppo.algorithms import unroll_env
 from eqx_ppo.envs import (
+    ActionRepeatWrapper,
     BatchedEnv,
     CachedReset,
     DomainRandomizationWrapper,
@@ -251,9 +252,41 @@ def test_names_that_info_lacks():
         env.reset(jax.random.key(0))
 
 
+# Every entry that a wrapper of this library writes, with one of the same kind inside of it.
+WRITTEN_BY_WRAPPERS = [
+    "episode_steps",
+    "episode_inner_info",
+    "action_repeat_metrics",
+    "action_repeat_inner_info",
+    "frame_stack_newest",
+    "frame_stack_inner_info",
+    "observation_delay_queue",
+    "observation_delay_inner_info",
+    "randomized",
+    "randomized_inner_info",
+]
+
+
+def test_what_wrappers_write():
+    def wrap(env):
+        env = ActionRepeatWrapper(EpisodeWrapper(env, 9), 2, sum_metrics=True)
+        env = ObservationDelayWrapper(FrameStackWrapper(env, 2), 1)
+        return DomainRandomizationWrapper(env, randomize, "parameters")
+
+    info = jax.eval_shape(wrap(wrap(Levels())).reset, jax.random.key(0)).info
+    written = set(WRITTEN_BY_WRAPPERS)
+    assert info.keys() - {"level", "command", "truncation"} == written
+
+
 @pytest.mark.parametrize(
     ("names", "error"),
-    [("level", TypeError), ((1,), TypeError), ((), ValueError), (("truncation",), ValueError)],
+    [
+        ("level", TypeError),
+        ((1,), TypeError),
+        ((), ValueError),
+        (("truncation",), ValueError),
+        *((("level", name), ValueError) for name in WRITTEN_BY_WRAPPERS),
+    ],
 )
 def test_bad_names(names, error):
     with pytest.raises(error, match="`names` must be"):

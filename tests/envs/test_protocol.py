@@ -1,3 +1,4 @@
+import collections
 import itertools
 from typing import NamedTuple
 
@@ -105,3 +106,30 @@ def test_state_replace():
     assert (float(state.reward), float(changed.reward)) == (0.0, 1.0)
     with pytest.raises(TypeError, match="finished"):
         state.replace(finished=True)
+
+
+class OrderedInfo:
+    """Its `info` is a mapping of another kind, and stays one."""
+
+    def reset(self, key):
+        info = collections.OrderedDict(level=jnp.zeros(()))
+        return envs.State(jnp.zeros(1), jnp.zeros(()), jnp.array(False), info, {})
+
+    def step(self, state, action):
+        return state.replace(info=collections.OrderedDict(state.info))
+
+
+@pytest.mark.parametrize(
+    "wrap",
+    [
+        lambda env: env,
+        lambda env: envs.EpisodeWrapper(env, 3),
+        lambda env: envs.KeepInfoWrapper(env, ("level",)),
+        lambda env: envs.FrameStackWrapper(env, 2),
+        lambda env: envs.ActionRepeatWrapper(env, 2, sum_metrics=True),
+    ],
+)
+def test_infos_that_are_no_plain_dict(wrap):
+    """They are refused with and without wrappers."""
+    with pytest.raises(TypeError, match=r"plain `dict`, but is a `OrderedDict`.*`dict\(info\)`"):
+        envs.env_spec(wrap(OrderedInfo()), lambda obs: jnp.zeros(1))

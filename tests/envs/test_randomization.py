@@ -1,6 +1,8 @@
 """Parameters that are drawn for each episode."""
 
 import copy
+import functools
+from typing import NamedTuple
 
 import equinox as eqx
 import jax
@@ -18,6 +20,7 @@ from eqx_ppo.envs import (
     PooledReset,
     RewardScalingWrapper,
     State,
+    Wrapper,
     load_playground,
 )
 from tests.algorithms.common import small_config, train
@@ -170,6 +173,90 @@ def test_an_attribute_that_is_one_array():
     assert state.info["randomized"].keys() == {""}
     assert float(state.obs[0]) == float(state.info["randomized"][""])
     assert float(env.gravity) == 1.0
+
+
+class Gravity:
+    """Its step goes through a function that is stored when it is built."""
+
+    def __init__(self, make=lambda env: env.fall):
+        self.gravity = jnp.ones(())
+        self.function = make(self)
+        self.unused = jax.jit(self.fall)
+
+    def reset(self, key):
+        return State(jnp.zeros(1), jnp.zeros(()), jnp.array(False), {}, {})
+
+    def step(self, state, action):
+        return self.function(state)
+
+    def fall(self, state):
+        return state.replace(obs=state.obs + self.gravity)
+
+
+class StoresTheStep(Wrapper):
+    """Stores a method of what is inside of it."""
+
+    def __init__(self, env, make):
+        super().__init__(env)
+        object.__setattr__(self, "inner_step", make(env.step))
+
+    def reset(self, key):
+        return self.env.reset(key)
+
+    def step(self, state, action):
+        return self.inner_step(state, action)
+
+
+def drawn_and_obs(env):
+    wrapped = DomainRandomizationWrapper(env, lambda key, g: g * jax.random.uniform(key), "gravity")
+    state = wrapped.step(wrapped.reset(jax.random.key(0)), jnp.zeros(1))
+    return float(state.info["randomized"][""]), float(state.obs[0])
+
+
+@pytest.mark.parametrize(
+    "env",
+    [
+        Gravity(),
+        Gravity(lambda env: functools.partial(env.fall)),
+        Gravity(lambda env: functools.partial(functools.partial(Gravity.fall, env))),
+        Gravity(lambda env: functools.partial(lambda state, env: env.fall(state), env=env)),
+        StoresTheStep(Gravity(), lambda step: step),
+        StoresTheStep(Gravity(), functools.partial),
+    ],
+)
+def test_stored_methods_see_the_parameters(env):
+    drawn, obs = drawn_and_obs(env)
+    assert drawn == obs != 1.0
+
+
+@pytest.mark.parametrize(
+    "env",
+    [
+        Gravity(lambda env: jax.jit(env.fall)),
+        Gravity(lambda env: eqx.filter_jit(env.fall)),
+        Gravity(lambda env: jax.jit(functools.partial(env.fall))),
+        Gravity(lambda env: functools.partial(jax.jit(env.fall))),
+        Gravity(lambda env: lambda state: env.fall(env.fall(state))),
+        Gravity(lambda env: jax.jit(lambda state: env.fall(env.fall(state)))),
+        StoresTheStep(Gravity(), jax.jit),
+    ],
+)
+def test_stored_functions_that_cannot_see_the_parameters(env):
+    with pytest.raises(TypeError, match=r"`(function|inner_step)` of `\w+`.*ordinary method"):
+        drawn_and_obs(env)
+
+
+class GravityTuple(NamedTuple):
+    gravity: jax.Array
+
+    reset = Gravity.reset
+    step = Gravity.step
+
+
+def test_an_environment_without_attributes():
+    for env in (GravityTuple(jnp.ones(())), EpisodeWrapper(GravityTuple(jnp.ones(())), 3)):
+        with pytest.raises(TypeError, match=r"`GravityTuple` is a NamedTuple.*frozen dataclass"):
+            drawn_and_obs(env)
 
 
 # --- What is refused ------------------------------------------------------------------------

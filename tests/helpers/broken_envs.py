@@ -208,6 +208,16 @@ class StaggersToNothing(Walk):
         return state.replace(info={})
 
 
+class StaggersToFloats(Walk):
+    def stagger(self, state, key):
+        return state.replace(data=state.data._replace(time=5.0 * uniform(key)))
+
+
+class CarriesFloats(Walk):
+    def carry_over(self, ended, fresh):
+        return fresh.replace(data=fresh.data._replace(time=ended.reward))
+
+
 class SaysWrongSize(Walk):
     observation_size: ClassVar[int] = 3
 
@@ -255,6 +265,24 @@ class RemembersCalls(Walk):
     def step(self, state, action):
         self.calls += 1
         return super().step(state, action)
+
+
+class CountsEpisodes(Walk):
+    episodes: int = 0
+
+    def carry_over(self, ended, fresh):
+        self.episodes += 1
+        return fresh
+
+
+class CarriesHostNoise(Walk):
+    def carry_over(self, ended, fresh):
+        return fresh.replace(obs=fresh.obs + np.float32(np.random.rand()))  # noqa: NPY002
+
+
+class StaggersByHostNoise(Walk):
+    def stagger(self, state, key):
+        return state.replace(obs=state.obs + np.float32(np.random.rand()))  # noqa: NPY002
 
 
 class CachesTable(Walk):
@@ -403,6 +431,34 @@ class ReturnsToItsStart(Walk):
         return with_info(beginning=lambda state: home, total=lambda state: total)(after)
 
 
+class CountsAnew(Noisy):
+    """Begins anew by itself, where nothing but a count in `info` is the same in all episodes.
+
+    A wrapper's own count stands beside it, and goes on.
+    """
+
+    def reset(self, key):
+        start, noise = self.keys(key)
+        return self._at(uniform(start), noise, jnp.zeros((), jnp.int32))
+
+    def step(self, state, action):
+        key, draw = jax.random.split(state.data)
+        time = state.info["time"] + jnp.int32(1)
+        over = time >= self.length
+        position = jnp.where(over, uniform(draw), state.obs[0] + jnp.float32(0.3))
+        return self._at(position, key, jnp.where(over, 0, time)).replace(done=over)
+
+    def _at(self, position, key, time):
+        obs = jnp.stack([position, jnp.zeros((), jnp.float32)])
+        info = {"truncation": jnp.zeros((), jnp.bool_), "time": time}
+        return State(obs, position, jnp.zeros((), jnp.bool_), info, {}, key)
+
+
+class CarriesMeanOfNothing(Walk):
+    def carry_over(self, ended, fresh):
+        return fresh.replace(metrics={"position": ended.reward / jnp.float32(0)})
+
+
 def _zero(state):
     return jnp.zeros((), jnp.int32)
 
@@ -482,6 +538,14 @@ BROKEN_ENVS = {
     "staggers_to_nothing": BrokenEnv(
         StaggersToNothing, "closed state", r"staggered\.info\['truncation'\]: `stagger` must"
     ),
+    "staggers_to_floats": BrokenEnv(
+        StaggersToFloats,
+        "dtypes",
+        r"staggered\.data\.time: is float32\[\] .*after `stagger`, but int32",
+    ),
+    "carries_floats": BrokenEnv(
+        CarriesFloats, "dtypes", r"fresh\.data\.time: is float32\[\] after `carry_over`, but int32"
+    ),
     "seed_of_two_dtypes": BrokenEnv(
         changed(
             after_reset=with_info(seed=lambda state: jnp.uint32(2**31)),
@@ -499,6 +563,13 @@ BROKEN_ENVS = {
     "calls_host_noise": BrokenEnv(CallsHostNoise, "purity", "`step` must return the same"),
     "counts_on_itself": BrokenEnv(CountsOnItself, "purity", r"env\.count: .*changed the env"),
     "remembers_calls": BrokenEnv(RemembersCalls, "purity", r"env\.calls: .*changed the env"),
+    "counts_episodes": BrokenEnv(CountsEpisodes, "purity", r"env\.episodes: .*changed the env"),
+    "carries_host_noise": BrokenEnv(
+        CarriesHostNoise, "purity", r"fresh\.obs: `carry_over` must .*between two compilations"
+    ),
+    "staggers_by_host_noise": BrokenEnv(
+        StaggersByHostNoise, "purity", r"staggered\.obs: `stagger` must .*between two compilations"
+    ),
     "caches_table": BrokenEnv(CachesTable, "purity", "leaked tracer"),
     "keeps_states": BrokenEnv(KeepsStates, "purity", r"leaked tracer.*in `.*\.KEPT`"),
     "branches_on_done": BrokenEnv(BranchesOnDone, "jit", r"TracerBool.*jnp\.where"),
@@ -520,6 +591,7 @@ BROKEN_ENVS = {
     ),
     "contradicts_itself": BrokenEnv(ContradictsItself, "episode end", "disagree.*at step 5"),
     "resets_itself": BrokenEnv(ResetsItself, "own resets", "reset itself"),
+    "counts_anew": BrokenEnv(CountsAnew, "own resets", r'allow=\("own resets",\)'),
     "returns_to_its_start": BrokenEnv(ReturnsToItsStart, "own resets", "reset itself"),
     "root": BrokenEnv(
         changed(both=_root), "finite", r"next_state\.obs: non-finite at step 3 .*8 of 8"
@@ -529,6 +601,9 @@ BROKEN_ENVS = {
     ),
     "grown": BrokenEnv(
         changed(after_step=_grown), "finite", r"data\.position: non-finite at step 4"
+    ),
+    "carries_mean_of_nothing": BrokenEnv(
+        CarriesMeanOfNothing, "finite", r"fresh\.metrics\['position'\]: `carry_over` made it non-"
     ),
     "starts_infinite": BrokenEnv(
         changed(after_reset=lambda state: state.replace(obs=state.obs / 0.0)),

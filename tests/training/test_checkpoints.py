@@ -403,6 +403,9 @@ def test_wrong_numbers_are_refused(folder):
             Checkpointer(folder, **options)
     with pytest.raises(ValueError, match='`best_mode` must be "max" or "min", but got \'most\''):
         Checkpointer(folder, best_mode="most")
+    with pytest.raises(ValueError, match="`steps` must be at least 0, but got -5"):
+        Checkpointer(folder).save(state_of(), -5)
+    assert not folder.exists()
 
 
 def test_a_step_that_is_saved_again_is_set_aside(folder):

@@ -4,6 +4,7 @@ import dataclasses
 import json
 import re
 import runpy
+import shutil
 import sys
 import types
 
@@ -28,7 +29,8 @@ from eqx_ppo.training import (
     read_metrics,
 )
 from eqx_ppo.training._cli import _commands, main
-from eqx_ppo.training._cli._arguments import read_train
+from eqx_ppo.training._cli._arguments import EVAL, read_train
+from eqx_ppo.training._cli._beginning import FolderNotes
 from eqx_ppo.training._cli._errors import CommandError
 from eqx_ppo.training._cli._flags import _argument_help, apply, fill, form_of, parse
 from tests.algorithms.common import assert_same
@@ -64,6 +66,10 @@ def run(tmp_path_factory):
     with jax.numpy_dtype_promotion("strict"), jax.numpy_rank_promotion("raise"):
         assert train(folder) == 0
     return RunFolder.open(folder)
+
+
+def contents(folder):
+    return {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()}
 
 
 def failed(capsys):
@@ -168,21 +174,63 @@ def test_resume(tmp_path):
 
 
 def test_a_continuation_that_does_not_fit_leaves_the_run_as_it_was(run, capsys):
-    before = {path: path.read_bytes() for path in run.path.rglob("*") if path.is_file()}
+    before = contents(run.path)
     assert train(run.path, "--resume", "--ppo.n-envs", "2", n_iterations=9) == 2
     assert "float32[4, 3] in the checkpoint, float32[2, 3] here" in failed(capsys)
     assert train(run.path, "--resume", "--actor-hidden-sizes", "4", "4", n_iterations=9) == 2
     assert "from another network" in failed(capsys)
-    after = {path: path.read_bytes() for path in run.path.rglob("*") if path.is_file()}
+    assert train(run.path, "--resume", n_iterations=3) == 2
+    assert "has 80 steps already: `--ppo.total-steps` cannot be 60" in failed(capsys)
+    after = contents(run.path)
     assert after.keys() == before.keys()
     assert after == before
 
 
-def test_a_run_without_a_checkpoint_begins_anew(tmp_path):
+def test_metrics_that_cannot_be_continued_leave_the_run_as_it_was(run, tmp_path, capsys):
+    folder = RunFolder(shutil.copytree(run.path, tmp_path / "a"))
+    rows = folder.metrics_file.read_text().splitlines(keepends=True)
+    folder.metrics_file.write_text("".join([*rows[:2], "garbage\n", *rows[2:]]))
+    before = contents(folder.path)
+    assert train(folder.path, "--resume", n_iterations=9) == 2
+    assert "Line 3 of" in failed(capsys)
+    assert contents(folder.path) == before
+
+
+def test_another_environment_or_network_is_a_warning(tmp_path):
+    config = default_run_config("Pendulum")
+    folder = RunFolder.create(tmp_path / "a", config)
+    changed = dataclasses.replace(
+        config,
+        env=dataclasses.replace(config.env, reward_scale=0.2),
+        network=dataclasses.replace(config.network, entropy_weight=0.5),
+    )
+    notes = FolderNotes(folder, changed, config.env.make_env(), None)
+    expected = r"`env.reward_scale` was 0.1 and is 0.2; `network.entropy_weight` was 0.01 and is"
+    with pytest.warns(UserWarning, match=expected):
+        notes.start(RunInfo(total_steps=9, resumed_at=3))
+    assert folder.read_config() == changed
+
+
+def test_a_run_without_a_checkpoint_begins_anew(tmp_path, capsys):
     folder = RunFolder.create(tmp_path / "a", default_run_config("Pendulum"))
     folder.metrics_file.write_text('{"total_steps": 1}\n')
     assert train(folder.path, "--resume", "--eval.no-enabled", n_iterations=1) == 0
+    assert "There is no checkpoint yet: the run begins anew." in capsys.readouterr().out
     np.testing.assert_array_equal(read_metrics(folder.path)["total_steps"], [20])
+
+
+@pytest.mark.parametrize("sign", ["rows", "set aside"])
+def test_a_run_whose_checkpoints_are_gone_is_not_begun_anew(tmp_path, capsys, sign):
+    config = default_run_config("Pendulum")
+    folder = RunFolder.create(tmp_path / "a", config)
+    steps = config.train.checkpoint_every_steps if sign == "rows" else 1
+    folder.metrics_file.write_text(f'{{"total_steps": {steps}}}\n')
+    if sign == "set aside":
+        (folder.checkpoints / "set_aside").mkdir(parents=True)
+    before = contents(folder.path)
+    assert train(folder.path, "--resume") == 2
+    assert f"has {steps:,} steps, but" in failed(capsys)
+    assert contents(folder.path) == before
 
 
 def test_videos_in_training(tmp_path):
@@ -204,6 +252,19 @@ def test_an_existing_run_is_replaced_on_demand_only(tmp_path, capsys):
     assert "exclude each other" in failed(capsys)
     assert train(folder.path, "--overwrite", "--eval.no-enabled", n_iterations=1) == 0
     assert folder.read_config().env.name == "Pendulum"
+    assert not list(folder.path.glob("replaced-*"))
+
+
+def test_a_run_is_not_lost_to_one_that_does_not_begin(tmp_path, capsys):
+    folder = RunFolder.create(tmp_path / "a", default_run_config("Recall"))
+    (folder.checkpoints / "7").mkdir(parents=True)
+    for path in (folder.checkpoints / "7" / "file", folder.metrics_file):
+        path.write_text("years")
+    before = contents(folder.path)
+    assert train(folder.path, "--overwrite", "--ppo.reset-strategy", "pooled:3") == 2
+    assert "`PooledReset.size` must be at least the number of environments" in failed(capsys)
+    assert contents(folder.path) == before
+    assert not list(folder.path.glob("replaced-*"))
 
 
 # --- How a run can end ----------------------------------------------------------------------
@@ -245,6 +306,18 @@ def test_a_fault_in_the_middle_of_a_run_keeps_its_traceback(tmp_path, monkeypatc
     assert read_metrics(tmp_path / "a")["total_steps"] == [20]
 
 
+def test_what_cannot_be_written_is_told_in_one_line(tmp_path, monkeypatch, capsys):
+    def refused(*args, **options):
+        raise PermissionError("Permission denied: metrics.jsonl")
+
+    monkeypatch.setattr(_commands, "train_ppo", refused)
+    assert train(tmp_path / "a") == 2
+    assert failed(capsys) == "Permission denied: metrics.jsonl"
+    (tmp_path / "file").touch()
+    assert train(tmp_path / "file" / "a") == 2
+    assert "Not a directory" in failed(capsys)
+
+
 def test_settings_that_do_not_fit_the_environment_leave_no_folder(tmp_path, capsys):
     assert train(tmp_path / "a", "--ppo.reset-strategy", "pooled:3") == 2
     assert "`PooledReset.size` must be at least the number of environments" in failed(capsys)
@@ -275,6 +348,8 @@ def test_settings_that_do_not_fit_the_environment_leave_no_folder(tmp_path, caps
         ("train Pendulum --overrides x=1", "unexpected keyword argument 'x'"),
         ("train Pendulum --preset", "There is no preset `Pendulum`"),
         ("train Pendulum --seed -1", r"`TrainConfig\.seed` must be at least 0"),
+        ("train Pendulum --seed 4294967296", r"`TrainConfig\.seed` must be below"),
+        ("train Pendulum --video.width 100000", r"`VideoConfig\.width` must be at most 8192"),
         ("train gym:Ant", "`gym:` is no source of environments"),
         ("train Pendulum --resume", "There is no folder `runs/Pendulum-mlp-17`"),
         ("eval", "Missing from eqx-ppo eval: RUN"),
@@ -298,6 +373,9 @@ def test_mistakes_are_told_in_one_line(arguments, message, tmp_path, monkeypatch
     ("arguments", "message"),
     [
         ("eval --step 7", "7"),
+        ("eval --seed -1", r"`--seed` must be at least 0 and below 2\*\*32, but got -1"),
+        ("eval --seed 4294967296", "but got 4294967296"),
+        ("video --seed 4294967296", r"`VideoConfig\.seed` must be at most 4294967295"),
         ("eval --n-envs 0", r"`EvalConfig\.n_envs` must be"),
         ("video --width 33", r"`VideoConfig\.width` must be even"),
         ("video --out film.avi", r"must end with one of .*film\.avi"),
@@ -395,6 +473,18 @@ def test_values(arguments, field, value):
     record = apply(parse(form, "test", arguments.split(), fill(form, other)), other)
     assert vars(record)[field] == value
     assert record == dataclasses.replace(other, **{field: value})
+
+
+def test_none_stands_for_none():
+    for record, name in (
+        (VideoConfig(camera="side"), "camera"),
+        (LearningCurves(title="t"), "title"),
+    ):
+        form = form_of(type(record))
+        words = [f"--{name}", "none"]
+        assert vars(apply(parse(form, "test", words, fill(form, record)), record))[name] is None
+    assert parse(EVAL, "eval", ["run", "--step", "none"]).step is None
+    assert parse(EVAL, "eval", ["run", "--step", "7"]).step == 7
 
 
 def test_settings_of_an_environment():
@@ -495,7 +585,7 @@ def test_list(capsys, monkeypatch):
         assert rows.count(row) == 1, row
 
 
-def test_runs_that_differ_in_their_seed_are_one_curve(tmp_path, monkeypatch):
+def test_runs_that_differ_in_their_seed_are_one_curve(tmp_path, monkeypatch, capsys):
     def folder(name, seed, **changes):
         config = default_run_config("Pendulum")
         train = dataclasses.replace(config.train, seed=seed, **changes)
@@ -503,6 +593,7 @@ def test_runs_that_differ_in_their_seed_are_one_curve(tmp_path, monkeypatch):
 
     first, second = folder("Pendulum-mlp-1", 1), folder("Pendulum-mlp-2", 2)
     other = folder("longer", 1, checkpoint_every_steps=7)
+    again = folder("again", 1)
     drawn = {}
 
     def plot(runs, path, options):
@@ -515,6 +606,18 @@ def test_runs_that_differ_in_their_seed_are_one_curve(tmp_path, monkeypatch):
     assert drawn["runs"] == {"Pendulum-mlp": [first, second], "longer": [other]}
     assert drawn["options"] == LearningCurves(metrics=("losses/actor",))
     assert str(drawn["path"]) == "x.svg"
+
+    monkeypatch.chdir(tmp_path)
+    assert main(["plot", str(first), "Pendulum-mlp-1", str(other / ".." / first.name)]) == 0
+    assert drawn["runs"] == {"Pendulum-mlp-1": [first]}  # one run, and not a band of three
+    assert drawn["path"] == first / "plots" / "learning_curves.png"
+    assert main(["plot", *map(str, (first, again, second))]) == 0
+    assert drawn["runs"] == {path.name: [path] for path in (first, again, second)}
+    assert str(drawn["path"]) == "plots/learning_curves.png"
+    drawn["path"].parent.mkdir()
+    drawn["path"].touch()
+    assert main(["plot", str(first), str(second)]) == 2
+    assert "`plots/learning_curves.png` exists. Say by `--out`" in failed(capsys)
 
 
 def test_python_m(monkeypatch):

@@ -103,6 +103,40 @@ def test_the_newest_sound_one_is_taken_and_said(folder):
         checkpointer.restore(state(9), step=2)
 
 
+def test_metadata_is_that_of_what_is_restored(folder):
+    """Also where only the arrays are damaged, of which the network needs but one file."""
+    damaged = folder / "2" / "checkpoint" / "network.bin"
+    damaged.write_bytes(flip_a_bit(damaged.read_bytes()))
+    checkpointer, dense = Checkpointer(folder), Dense(2, 3, key=jax.random.key(0))
+    with pytest.warns(UserWarning, match="`network.kernel` have changed|`network.bias` have"):
+        assert checkpointer.metadata().steps == 1
+    with pytest.warns(UserWarning, match="have changed"):
+        network, metadata = checkpointer.network_and_metadata(dense)
+    assert metadata.steps == 1
+    np.testing.assert_array_equal(network.kernel, state(1).network.kernel)
+    assert checkpointer.metadata(2).steps == 2
+    shutil.copyfile(folder / "1" / "checkpoint" / "network.bin", damaged.with_name("rest.bin"))
+    damaged.write_bytes(flip_a_bit(damaged.read_bytes()))
+    assert checkpointer.network_and_metadata(dense)[1].steps == 2
+    with pytest.warns(UserWarning, match="its arrays should take"):
+        assert checkpointer.metadata().steps == 1
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "[" * 200_000,
+        '{"digest": "", "checkpoint": NaN}',
+        f'{{"digest": "", "checkpoint": {"[" * 900 + "]" * 900}}}',
+    ],
+    ids=["nested", "NaN", "nested and whole"],
+)
+def test_strange_json_is_damage(folder, text):
+    (folder / "2" / "checkpoint" / "metadata.json").write_text(text)
+    with pytest.raises(DamagedCheckpointError, match="checkpoints/2` is damaged, or is none"):
+        Checkpointer(folder).metadata(2)
+
+
 def test_none_is_sound(folder):
     for step in (1, 2):
         (folder / str(step) / "checkpoint" / "rest.bin").unlink()

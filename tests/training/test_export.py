@@ -453,4 +453,9 @@ def test_a_failed_export_leaves_nothing(getkey, tmp_path):
         export_policy(calling_back, tmp_path / "policy", OBS)
     with pytest.raises(ValueError, match=r"`Normalizer` expected.*got \[1, 5\]"):
         export_policy(make_policy(build("mlp")), tmp_path / "policy", jnp.zeros(5, jnp.float32))
+    for platforms in ("cpu", (), ("cpu", "foo")):
+        with pytest.raises(ValueError, match=r"`platforms` must be a sequence of some of \['cpu"):
+            export_policy(make_policy(build("mlp")), tmp_path / "policy", OBS, platforms=platforms)
+    with pytest.raises(TypeError, match="`batch_size` must be an int or `None`, but got True"):
+        export_policy(make_policy(build("mlp")), tmp_path / "policy", OBS, batch_size=True)
     assert list(tmp_path.iterdir()) == []

@@ -145,10 +145,16 @@ def test_what_cannot_be_drawn(tmp_path):
     run = write_run(tmp_path / "a", POINTS)
     with pytest.raises(ValueError, match=re.escape(f"no metric `no`. It has {RETURN}, loss, sec")):
         plot_learning_curves([run], tmp_path / "a.png", LearningCurves(metrics="no"))
+    (tmp_path / "b").mkdir()
+    (tmp_path / "b" / "metrics.jsonl").write_text(f'{{"total_steps": 1, "{RETURN}": 2.0}}\n')
+    with pytest.raises(ValueError, match=r"no metric `seconds`\. It has eval/"):
+        plot_learning_curves(
+            [tmp_path / "b"], tmp_path / "a.png", LearningCurves(against="seconds")
+        )
     with pytest.raises(ValueError, match=r"must end in one of \('\.png', '\.svg', '\.pdf'\)"):
         plot_learning_curves([run], tmp_path / "a.txt")
     with pytest.raises(FileNotFoundError, match="Give the folder of a run"):
-        plot_learning_curves([tmp_path / "b"], tmp_path / "a.png")
+        plot_learning_curves([tmp_path / "c"], tmp_path / "a.png")
     assert not (tmp_path / "a.png").exists()
 
 

@@ -1,6 +1,7 @@
 """Runs that end before their time, and go on as if they had not."""
 
 import dataclasses
+import math
 import operator
 import os
 import random
@@ -30,15 +31,20 @@ from eqx_ppo.networks import (
 from eqx_ppo.training import (
     Checkpointer,
     CheckpointError,
+    JSONLinesSink,
+    RunRecord,
     Sink,
     StructureMismatchError,
     TrainingDivergedError,
     TrainingInterrupted,
+    read_metrics,
 )
-from eqx_ppo.training._checkpoint import _store
+from eqx_ppo.training._checkpoint import _store, describe_environment
+from eqx_ppo.training._resume import warn_of_changes
 from eqx_ppo.training._stops import InvalidWatch
 from tests.helpers.networks import CASES, SCRIPTED, heads
 from tests.helpers.trees import assert_same
+from tests.training.saving import state_of
 
 PER_ITERATION = 16  # 4 environments x 4 steps
 CASE = CASES["normalizer_on_top"]
@@ -200,6 +206,7 @@ def test_a_resumed_run_in_playground(tmp_path):
         assert checkpointer.latest() == 40
         assert checkpointer.metadata().run.environment == {
             "classes": ["EpisodeWrapper", "Balance"],
+            "settings": {"EpisodeWrapper": {"max_len": 7}},
             "backend": "jax",
         }
         resumed = train_ppo(
@@ -236,7 +243,12 @@ def test_the_last_checkpoint_is_the_result(finished):
     assert_same(checkpointer.restore(result.training_state), result.training_state)
     assert_same(checkpointer.restore_network(network(seed=1)), result.training_state.network)
     run = checkpointer.metadata().run
-    assert run.environment == {"classes": ["ScriptedEnv"], "backend": None}
+    assert run.environment == describe_environment(SCRIPTED)
+    assert run.environment == {
+        "classes": ["ScriptedEnv"],
+        "settings": {"ScriptedEnv": {"truncation_key": "truncation"}},
+        "backend": None,
+    }
     assert run.config["ppo"]["learning_rate"] == 1e-2
     assert measured(run.metrics) == measured(result.final_metrics)
 
@@ -397,6 +409,33 @@ def test_other_settings_are_said(finished, recwarn):
     assert message.count(" was ") == 2
 
 
+def test_another_environment_is_said(tmp_path, recwarn):
+    """Numbers and strings among the fields, of several of one class each; also what JSON lacks."""
+
+    @dataclasses.dataclass(frozen=True)
+    class Bounded(Exploding):
+        env: EpisodeWrapper
+        bound: float
+        table: np.ndarray
+
+    def record(inner, outer, bound):
+        env = EpisodeWrapper(EpisodeWrapper(Pendulum(), inner), outer)
+        env = Bounded(env, np.float32(bound), np.zeros(3))
+        return RunRecord(config={"seed": 1}, environment=describe_environment(env))
+
+    checkpointer = Checkpointer(tmp_path, asynchronous=False)
+    checkpointer.save(state_of(), 1, run=record(200, 100, math.inf))
+    saved = checkpointer.metadata()
+    warn_of_changes(saved, record(200, 100, math.inf))
+    assert len(recwarn) == 0
+    with pytest.warns(UserWarning, match="with other settings") as caught:
+        warn_of_changes(saved, record(300, 100, 2.0))
+    message = str(caught[0].message)
+    assert "`environment.settings.EpisodeWrapper.2.max_len` was 200 and is 300" in message
+    assert "`environment.settings.Bounded.bound` was 'inf' and is 2.0" in message
+    assert message.count(" was ") == 2
+
+
 def test_a_run_says_where_it_continues(finished, tmp_path, capsys):
     """And that a save was not finished."""
     folder = shutil.copytree(finished[0], tmp_path / "copy")
@@ -407,6 +446,56 @@ def test_a_run_says_where_it_continues(finished, tmp_path, capsys):
         f"Continuing from 48 steps in `{folder}`. "
         "Saves that were not finished: ['64.orbax-checkpoint-tmp']."
     ) in capsys.readouterr().out
+
+
+def test_a_run_that_is_refused_moves_no_checkpoints(tmp_path):
+    """By a sink, over an old run's metrics, or for its network; resuming finds everything."""
+    checkpointer = Checkpointer(tmp_path / "checkpoints")
+    sinks = [JSONLinesSink(tmp_path / "metrics.jsonl")]
+    train_ppo(SCRIPTED, network(), config(2), checkpointer=checkpointer, sinks=sinks)
+    with pytest.raises(FileExistsError, match="Resume that run"):
+        train_ppo(SCRIPTED, network(), config(3), checkpointer=checkpointer, sinks=sinks)
+    with pytest.raises(TypeError, match="PPONetworkOutput"):
+        train_ppo(SCRIPTED, Lift(unchanged), config(3), checkpointer=checkpointer)
+    assert checkpointer.steps() == [16, 32]
+    options = {"checkpointer": checkpointer, "resume_from": checkpointer, "sinks": sinks}
+    train_ppo(SCRIPTED, network(), config(3), **options)
+    assert read_metrics(tmp_path)["total_steps"].tolist() == [16, 32, 48]
+
+
+def test_sinks_are_closed_when_checkpoints_cannot_be_moved(tmp_path, monkeypatch):
+    calls = []
+
+    class Noting(Sink):
+        def start(self, run):
+            calls.append("start")
+
+        def write(self, metrics, steps):
+            calls.append("write")
+
+        def close(self):
+            calls.append("close")
+
+    monkeypatch.setattr(Checkpointer, "begin", lambda self, continues_at: crash())
+    with pytest.raises(CrashError):
+        train_ppo(
+            SCRIPTED, network(), config(1), checkpointer=Checkpointer(tmp_path), sinks=[Noting()]
+        )
+    assert calls == ["start", "close"]
+
+
+def test_a_state_is_saved_before_it_is_handed_out(tmp_path):
+    """`checkpoint_fn` may take long, or fail: the checkpoint is not lost for it."""
+    checkpointer = Checkpointer(tmp_path)
+    with pytest.raises(CrashError):
+        train_ppo(
+            SCRIPTED,
+            network(),
+            config(2),
+            checkpointer=checkpointer,
+            checkpoint_fn=lambda state, steps: crash(),
+        )
+    assert checkpointer.steps() == [16]
 
 
 def test_a_folder_that_cannot_be_written_is_told_before_training(tmp_path):

@@ -27,6 +27,13 @@ CONFIG = RunConfig(
 OTHER = dataclasses.replace(CONFIG, train=TrainConfig(seed=5))
 
 
+def changed(part, **values):
+    """`config.json` with other values."""
+    data = CONFIG.to_json()
+    data[part].update(values)
+    return json.dumps(data)
+
+
 def test_a_new_folder(tmp_path):
     folder = RunFolder.create(tmp_path / "runs" / "a", CONFIG)
     assert [path.name for path in folder.path.iterdir()] == ["config.json"]
@@ -87,7 +94,21 @@ def test_what_cannot_be_opened_says_what_could(tmp_path):
         RunFolder.open(tmp_path / "else" / "nowhere")
 
 
-@pytest.mark.parametrize(("text", "message"), [("{", "Expecting"), ("{}", "must have the parts")])
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("{", "Expecting"),
+        ("{}", "must have the parts"),
+        ("[" * 100_000, "recursion"),
+        (changed("env", name=5), "`EnvConfig.name` must be a string, but got 5"),
+        (changed("env", overrides=[1]), r"`EnvConfig.overrides` must be settings by name, but"),
+        (changed("env", reward_scale="1"), "`EnvConfig.reward_scale` must be a number"),
+        (changed("network", actor_hidden_sizes=[4.5]), "`NetworkConfig.actor_hidden_sizes` must"),
+        (changed("video", camera=5), "`VideoConfig.camera` must be a name"),
+        (changed("train", ppo=None), "`TrainConfig.ppo` must be"),
+        (changed("train", eval={"logging_percentiles": 5}), "not iterable"),
+    ],
+)
 def test_a_damaged_configuration(tmp_path, text, message):
     folder = RunFolder.create(tmp_path / "a", CONFIG)
     folder.config_file.write_text(text)
@@ -106,7 +127,32 @@ def test_each_start_is_noted(tmp_path):
     assert first["versions"]["jax"] == jax.__version__
     assert first["device"]["platform"] == jax.default_backend()
     classes = ["RewardScalingWrapper", "EpisodeWrapper", "Pendulum"]
-    assert first["environment"] == {"classes": classes, "backend": None}
+    assert first["environment"]["classes"] == classes
+
+
+@pytest.mark.parametrize("text", ["", "[{", "{}", "[" * 100_000])
+def test_damaged_versions_do_not_stop_a_run(tmp_path, text):
+    folder = RunFolder.create(tmp_path / "a", CONFIG)
+    folder.versions_file.write_text(text)
+    with pytest.warns(UserWarning, match=r"versions\.json` could not be understood"):
+        folder.note_start(CONFIG.env.make_env(), 640)
+    (start,) = json.loads(folder.versions_file.read_text())
+    assert start["steps"] == 640
+    (kept,) = folder.path.glob("versions.damaged-*.json")
+    assert kept.read_text() == text
+
+
+def test_a_replaced_run_can_be_put_back(tmp_path):
+    folder = RunFolder.create(tmp_path / "a", CONFIG)
+    fill(folder)
+    before = sorted(folder.path.rglob("*"))
+    again, old = RunFolder.replace(folder.path, OTHER)
+    assert again.read_config() == OTHER
+    assert old.read_config() == CONFIG
+    fill(again)
+    old.put_back()
+    assert sorted(folder.path.rglob("*")) == before
+    assert folder.read_config() == CONFIG
 
 
 def test_the_policy_comes_back_from_the_folder_alone(tmp_path):
@@ -131,3 +177,10 @@ def test_the_policy_comes_back_from_the_folder_alone(tmp_path):
     earlier = folder.load_policy(step=10)
     assert earlier.steps == 10
     assert_same(split_network(earlier.network)[0], states[10].arrays)
+
+    arrays = folder.checkpoints / "20" / "checkpoint" / "network.bin"
+    arrays.write_bytes(bytes(arrays.stat().st_size))
+    with pytest.warns(UserWarning, match="is damaged"):
+        sound = folder.load_policy()
+    assert sound.steps == 10  # of the weights, whatever the newest one says
+    assert_same(split_network(sound.network)[0], states[10].arrays)

@@ -189,6 +189,16 @@ def test_a_foreign_file_stays_as_it_is(kind, tmp_path, content):
     assert path.read_text() == content
 
 
+@pytest.mark.parametrize("line", ["garbage", "320", "320,soon", "1.5,2.0,3.0"])
+def test_a_table_with_a_foreign_line_stays_as_it_is(tmp_path, line):
+    path = tmp_path / "metrics.csv"
+    content = f"total_steps,seconds,a\n1,0.5,2.0\n{line}\n"
+    path.write_text(content)
+    with pytest.raises(ValueError, match=r"Line 3 of .*metrics\.csv.* is not a row of metrics"):
+        CSVSink(path).start(resumed(400))
+    assert path.read_text() == content
+
+
 def test_a_sink_can_be_used_again(kind, tmp_path):
     """For a second part of the same run, as the loop does with `initial_state`."""
     make, read = kind
@@ -491,4 +501,14 @@ def test_what_cannot_be_read(tmp_path):
         read_metrics(tmp_path)
     (tmp_path / "metrics.jsonl").write_text('{"total_steps": 1}\nnonsense\n{"total_steps": 2}\n')
     with pytest.raises(ValueError, match=r"Line 2 of .* is not a row of metrics"):
+        read_metrics(tmp_path)
+    for value in ('"abc"', "[1.0, 2.0]"):
+        row = f'{{"total_steps": 1, "a": {value}}}\n'
+        (tmp_path / "metrics.jsonl").write_text('{"total_steps": 0}\n' + row)
+        with pytest.raises(
+            ValueError, match=r"Line 2 of .*metrics\.jsonl.* number or `null` for `a`"
+        ):
+            read_metrics(tmp_path)
+    (tmp_path / "metrics.jsonl").write_text("[" * 200_000 + "\n")
+    with pytest.raises(ValueError, match="Line 1 of"):
         read_metrics(tmp_path)

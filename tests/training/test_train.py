@@ -548,6 +548,11 @@ def test_console(capsys):
 def test_configuration():
     with pytest.raises(ValueError, match=r"`TrainConfig\.seed` must be at least 0, but got -1"):
         TrainConfig(seed=-1)
+    assert TrainConfig(seed=2**32 - 1).seed == 4294967295
+    with pytest.raises(
+        ValueError, match=r"`TrainConfig\.seed` must be below 2\*\*32, but got 42949"
+    ):
+        TrainConfig(seed=2**32)
     for seed in (1.0, True, "1"):
         with pytest.raises(TypeError, match=r"`TrainConfig\.seed` must be an int"):
             TrainConfig(seed=seed)

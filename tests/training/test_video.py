@@ -164,9 +164,11 @@ def test_a_failed_encoding_is_told(tmp_path):
         {"max_steps": 1.5},
         {"width": 65},
         {"height": 0},
+        {"height": 8194},
         {"max_fps": 0},
         {"every_steps": 0},
         {"seed": -1},
+        {"seed": 2**32},
         {"format": "avi"},
     ],
 )
@@ -196,6 +198,26 @@ def test_videos_are_made_when_another_multiple_has_passed(tmp_path, recorded):
     for steps in (60, 120, 180, 240, 400):
         recorder(STATE, steps)
     assert recorded == [tmp_path / f"{steps}.gif" for steps in (120, 240, 400)]
+
+
+def test_a_continued_run_makes_the_videos_that_are_due(tmp_path, recorded):
+    recorder = VideoRecorder(ENV, tmp_path, VideoConfig(every_steps=100), latest=240)
+    for steps in (260, 320):
+        recorder(STATE, steps)
+    assert recorded == [tmp_path / "320.mp4"]
+
+
+def test_large_pictures_are_drawn_a_few_at_a_time():
+    calls = []
+
+    class Renderer:
+        def render(self, trajectory, height, width, camera):
+            calls.append(len(trajectory))
+            return [np.zeros((1, 1, 3), np.uint8)] * len(trajectory)
+
+    config = VideoConfig(width=8192, height=8192)
+    assert len(list(_video._frames(Renderer(), [None] * 5, config))) == 5
+    assert calls == [2, 2, 1]
 
 
 def test_no_videos_are_made_where_none_are_asked_for(tmp_path, recorded):

@@ -70,8 +70,10 @@ class Policy(eqx.Module):
         - `batch_size`: the number of environments; `None` for a single one, whose
             observations, actions and `done` have no batch axis.
 
-        **Raises:** `ValueError` for a batch size below 1.
+        **Raises:** `ValueError` for a batch size below 1, `TypeError` for a boolean.
         """
+        if isinstance(batch_size, bool):
+            raise TypeError(f"`batch_size` must be an int or `None`, but got {batch_size}.")
         if batch_size is not None and batch_size < 1:
             raise ValueError(
                 f"`batch_size` must be at least 1, but got {batch_size}. Leave it out for a "
@@ -125,7 +127,7 @@ class Policy(eqx.Module):
         - `done`: nonzero where an episode ended, of any dtype: `[B]`, or a scalar for a
             single environment.
 
-        **Raises:** `ValueError` for a `done` of another rank.
+        **Raises:** `ValueError` for a `done` of another shape.
         """
         done = jnp.asarray(done).astype(jnp.bool_)
         if done.ndim != int(carry.batched):
@@ -135,7 +137,14 @@ class Policy(eqx.Module):
                 f"{'with' if carry.batched else 'without'} a `batch_size`, but has shape "
                 f"{done.shape}."
             )
-        state = refresh(self.network, carry.network_state, jnp.atleast_1d(done))
+        done = jnp.atleast_1d(done)
+        sizes = {leaf.shape[0] for leaf in jax.tree.leaves(carry.network_state) if leaf.ndim}
+        if sizes and done.shape[0] not in sizes:
+            raise ValueError(
+                f"`done` has {done.shape[0]} values, but the carry is that of "
+                f"{min(sizes)} environments. Give one value for each."
+            )
+        state = refresh(self.network, carry.network_state, done)
         return PolicyCarry(state, carry.batched)
 
 

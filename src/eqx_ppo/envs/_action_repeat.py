@@ -11,7 +11,17 @@ from eqx_ppo import _typing
 from eqx_ppo._tree import is_floating, replace, strong_type
 from eqx_ppo._typing import Tree
 from eqx_ppo.envs._protocol import episode_end
-from eqx_ppo.envs._wrappers import Wrapper
+from eqx_ppo.envs._wrappers import (
+    Wrapper,
+    carry_over,
+    stagger,
+    with_entries,
+    without_entries,
+)
+
+_LAST = "action_repeat_metrics"
+_INNER = "action_repeat_inner_info"
+ACTION_REPEAT_ENTRIES = (_LAST, _INNER)
 
 
 @final
@@ -24,6 +34,8 @@ class ActionRepeatWrapper(Wrapper):
     are summed too, which fits those that are parts of the reward, or count events. If the
     episode ends on the way, the remaining steps are not taken: the state stays the one that
     ended it. Floating-point rewards and summed metrics keep their dtype, others become float32.
+    Where metrics are summed, those of the last step are kept in `info["action_repeat_metrics"]`,
+    so that the wrapped environment gets its own back.
 
     An `EpisodeWrapper` around this one counts actions; inside it, it counts steps.
 
@@ -61,30 +73,56 @@ class ActionRepeatWrapper(Wrapper):
             )
 
     def reset(self, key: PRNGKeyArray) -> _typing.EnvState:
-        return self._with_totals(self.env.reset(key))
+        return self._start(self.env.reset(key))
 
     def step(self, state: _typing.EnvState, action: Tree) -> _typing.EnvState:
-        def once(state):
-            return jax.tree.map(_strong, self._with_totals(self.env.step(state, action)))
+        def once(inner):
+            inner = jax.tree.map(_strong, self.env.step(inner, action))
+            return inner, self._totals(inner)
 
-        def again(state, _):
-            terminated, truncated = episode_end(state)
-            ended, stepped = terminated | truncated, once(state)
-            total = jax.tree.map(jnp.add, self._totals(state), self._totals(stepped))
-            stepped = replace(stepped, **total)
-            return jax.tree.map(lambda old, new: _unless(ended, old, new), state, stepped), None
+        def again(carry, _):
+            inner, totals = carry
+            terminated, truncated = episode_end(inner)
+            stepped, more = once(inner)
+            later = stepped, jax.tree.map(jnp.add, totals, more)
+            ended = terminated | truncated
+            return jax.tree.map(lambda old, new: _unless(ended, old, new), carry, later), None
 
         # The first step settles the dtypes, which may be others than those of `reset`.
-        return jax.lax.scan(again, once(state), length=self.repeats - 1)[0]
+        first = once(self._inner_state(state))
+        return self._outer_state(*jax.lax.scan(again, first, length=self.repeats - 1)[0])
 
-    def _totals(self, state: _typing.EnvState) -> dict[str, Tree]:
-        """The fields that are summed over the steps."""
-        totals = {"reward": state.reward}
-        return totals | ({"metrics": dict(state.metrics)} if self.sum_metrics else {})
+    def stagger(self, state: _typing.EnvState, key: PRNGKeyArray) -> _typing.EnvState:
+        """Staggers the wrapped environment."""
+        return self._start(stagger(self.env, self._inner_state(state), key))
 
-    def _with_totals(self, state: _typing.EnvState) -> _typing.EnvState:
-        """The state with fields that can be summed."""
-        return replace(state, **jax.tree.map(_as_float, self._totals(state)))
+    def carry_over(self, ended: _typing.EnvState, fresh: _typing.EnvState) -> _typing.EnvState:
+        """Lets the wrapped environment keep something."""
+        start = self._inner_state(fresh)
+        kept = carry_over(self.env, self._inner_state(ended), start)
+        return fresh if kept is start else self._start(kept)
+
+    def _start(self, inner: _typing.EnvState) -> _typing.EnvState:
+        return self._outer_state(inner, self._totals(inner))
+
+    def _totals(self, inner: _typing.EnvState) -> dict[str, Tree]:
+        """The fields that are summed over the steps, as numbers that can be."""
+        totals = {"reward": inner.reward}
+        totals |= {"metrics": dict(inner.metrics)} if self.sum_metrics else {}
+        return jax.tree.map(_as_float, totals)
+
+    def _outer_state(self, inner: _typing.EnvState, totals: dict[str, Tree]) -> _typing.EnvState:
+        if self.sum_metrics:
+            info = with_entries(inner.info, {_LAST: inner.metrics}, _INNER, (_LAST,))
+            inner = replace(inner, info=info)
+        return replace(inner, **totals)
+
+    def _inner_state(self, state: _typing.EnvState) -> _typing.EnvState:
+        """The state with the metrics that the wrapped environment returned last."""
+        if not self.sum_metrics:
+            return state
+        info = without_entries(state.info, _INNER, (_LAST,))
+        return replace(state, metrics=state.info[_LAST], info=info)
 
 
 def _as_float(leaf: Tree) -> Array:

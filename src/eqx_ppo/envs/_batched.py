@@ -294,7 +294,7 @@ def _cast(leaf: Tree, expected: jax.ShapeDtypeStruct, path: str, source: str) ->
             f"`{source}`, but {expected.shape} was expected from `reset`."
         )
     leaf = jnp.asarray(leaf)
-    if not _holds(expected.dtype, leaf.dtype):
+    if not holds(expected.dtype, leaf.dtype):
         raise ValueError(
             f"The leaf `{path}` of the environment's state has dtype {leaf.dtype} after "
             f"`{source}`, but {expected.dtype} after `reset` and `step`, which cannot hold it."
@@ -302,7 +302,8 @@ def _cast(leaf: Tree, expected: jax.ShapeDtypeStruct, path: str, source: str) ->
     return _cast_dtype(leaf, expected.dtype)
 
 
-def _holds(dtype, other) -> bool:
+def holds(dtype, other) -> bool:
+    """Whether a leaf of dtype `other` can be kept as one of `dtype`."""
     if dtype == other or jnp.issubdtype(other, jax.dtypes.extended):
         return True
     with jax.numpy_dtype_promotion("standard"):

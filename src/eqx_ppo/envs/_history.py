@@ -23,6 +23,7 @@ from eqx_ppo.envs._wrappers import (
 
 _NEWEST = "frame_stack_newest"
 _NEWEST_INNER = "frame_stack_inner_info"
+FRAME_STACK_ENTRIES = (_NEWEST, _NEWEST_INNER)
 
 
 @final
@@ -61,9 +62,22 @@ class FrameStackWrapper(Wrapper):
 
     @property
     def observation_size(self) -> Tree:
-        """That of the wrapped environment, with the last axis `n_frames` times as long."""
+        """That of the wrapped environment, with the last axis `n_frames` times as long.
+
+        **Raises:** `ValueError` if the wrapped environment's is not that of its observations.
+        """
         size = self.env.observation_size  # pyright: ignore[reportAttributeAccessIssue]
-        return _times(size, self.n_frames)
+        if isinstance(size, int):
+            return size * self.n_frames
+        obs = jax.eval_shape(self.env.reset, jax.random.key(0)).obs
+        try:
+            return _times(size, obs, self.n_frames)
+        except (KeyError, TypeError, ValueError) as error:
+            raise ValueError(
+                f"`observation_size` of the environment in `FrameStackWrapper` is {size}, which "
+                f"does not describe its observations, {jax.tree.map(jnp.shape, obs)}. Give the "
+                "number of features, or the shape, of each leaf."
+            ) from error
 
     def reset(self, key: PRNGKeyArray) -> _typing.EnvState:
         return self._start(self.env.reset(key))
@@ -105,6 +119,7 @@ class FrameStackWrapper(Wrapper):
 
 _QUEUE = "observation_delay_queue"
 _QUEUE_INNER = "observation_delay_inner_info"
+DELAY_ENTRIES = (_QUEUE, _QUEUE_INNER)
 
 
 @final
@@ -214,11 +229,16 @@ def _as_frame(leaf: Tree) -> Array:
     return leaf[None] if leaf.ndim == 0 else leaf
 
 
-def _times(size: Tree, count: int) -> Tree:
-    """A size (a number of features, a shape, or a mapping of those) for `count` frames."""
+def _times(size: Tree, obs: Tree, count: int) -> Tree:
+    """The size of `count` frames: a number of features, a shape, or a container of those.
+
+    Whether a tuple is a shape or has a size for each part of the observation, `obs` tells.
+    """
     if isinstance(size, Mapping):
-        return {name: _times(part, count) for name, part in size.items()}
-    if isinstance(size, tuple):
+        return {name: _times(part, obs[name], count) for name, part in size.items()}
+    if isinstance(obs, (tuple, list)):
+        return tuple(_times(*pair, count) for pair in zip(size, obs, strict=True))
+    if isinstance(size, (tuple, list)):
         return (*size[:-1], size[-1] * count) if size else (count,)
     return size * count
 

@@ -9,8 +9,21 @@ from jaxtyping import PRNGKeyArray
 from eqx_ppo import _typing
 from eqx_ppo._tree import replace
 from eqx_ppo._typing import Tree
+from eqx_ppo.envs._action_repeat import ACTION_REPEAT_ENTRIES
+from eqx_ppo.envs._history import DELAY_ENTRIES, FRAME_STACK_ENTRIES
 from eqx_ppo.envs._protocol import TRUNCATION_KEYS
-from eqx_ppo.envs._wrappers import Wrapper, carry_over
+from eqx_ppo.envs._randomization import RANDOMIZATION_ENTRIES
+from eqx_ppo.envs._wrappers import EPISODE_ENTRIES, Wrapper, carry_over
+
+_RESERVED = (
+    *TRUNCATION_KEYS,
+    *EPISODE_ENTRIES,
+    *ACTION_REPEAT_ENTRIES,
+    *FRAME_STACK_ENTRIES,
+    *DELAY_ENTRIES,
+    *RANDOMIZATION_ENTRIES,
+)
+"""The keys of `info` that tell of one episode and have to begin anew."""
 
 
 @final
@@ -33,7 +46,8 @@ class KeepInfoWrapper(Wrapper):
     - `names`: keys of `info`, at least one.
 
     **Raises:** `TypeError` or `ValueError` for names that are no strings, are none at all, or
-    are those of the truncation flags; `ValueError` in `reset` if `info` lacks one.
+    are those of the truncation flags or of what this library's wrappers count with;
+    `ValueError` in `reset` if `info` lacks one.
 
     ```python
     >>> import jax
@@ -65,10 +79,10 @@ class KeepInfoWrapper(Wrapper):
                 f"`{self.names!r}`."
             )
         object.__setattr__(self, "names", tuple(self.names))
-        if not self.names or set(self.names) & set(TRUNCATION_KEYS):
+        if not self.names or set(self.names) & set(_RESERVED):
             raise ValueError(
-                "`names` must be at least one key of `info` and none of "
-                f"{TRUNCATION_KEYS}, which tell how an episode ended, but got {self.names}."
+                f"`names` must be at least one key of `info` and none of {_RESERVED}, by which "
+                f"wrappers count and tell how an episode ended, but got {self.names}."
             )
 
     def reset(self, key: PRNGKeyArray) -> _typing.EnvState:

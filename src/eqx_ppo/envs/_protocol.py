@@ -8,8 +8,8 @@ The convention:
 
 - `reset(key)` and `step(state, action)` are **pure**: they depend on their arguments
   alone, draw randomness only from the key (or from keys kept in the state), and return a
-  new state. `step` returns a state of exactly the structure, shapes and dtypes that
-  `reset` returns.
+  new state. `step` returns a state of exactly the structure and shapes that `reset`
+  returns. Where the dtype of a leaf differs, the one that holds both is used.
 - `state.obs`, actions and `state.reward` are arbitrary **pytrees** of arrays. A reward
   dictionary gives advantages per key.
 - `state.done` is a scalar of **any dtype** (bool, int or float); nonzero means that the
@@ -28,7 +28,8 @@ The convention:
   such as the level of a curriculum, is kept by `KeepInfoWrapper` or by a method `carry_over`
   (see `SupportsCarryOver`).
 - `step` may depend on whatever the environment keeps in its own fields and in `info`. It
-  must not depend on the incoming `reward` and `done`, because wrappers change those.
+  must not depend on the incoming `reward` and `done`, because wrappers change those; neither
+  may `carry_over` depend on those of the ended state.
 - `state` is a dataclass (`flax.struct`, `equinox.Module`, ...) or a NamedTuple that is a
   pytree, so that single fields can be replaced.
 """
@@ -87,7 +88,7 @@ class EnvState(Protocol):
 
     @property
     def info(self) -> Mapping[str, Tree]:
-        """A dictionary of arrays, with the truncation flag if there is a time limit."""
+        """A plain `dict` of arrays, with the truncation flag if there is a time limit."""
         ...
 
     @property
@@ -248,6 +249,15 @@ def warn_without_time_limit(env: Env, state: EnvState) -> None:
     )
 
 
+def check_info(info: Mapping[str, Tree]) -> None:
+    """Refuses mappings that are no plain `dict`: for JAX they are of another structure."""
+    if type(info) is not dict:
+        raise TypeError(
+            f"`info` of a state must be a plain `dict`, but is a `{type(info).__name__}`. Wrappers "
+            "and resets put entries into new ones. Return `dict(info)`."
+        )
+
+
 def check_state(state: EnvState) -> None:
     """Refuses something that is no state, and the state of an environment that resets itself.
 
@@ -259,6 +269,7 @@ def check_state(state: EnvState) -> None:
             f"`reward`, `done`, `info` and `metrics`, but returned a `{type(state).__name__}`. "
             "`eqx_ppo.envs.State` is a record of these."
         )
+    check_info(state.info)
     first = {"first_obs", "first_state", "first_pipeline_state"} & set(state.info)
     marks = first if len(first) > 1 else set()
     marks |= {name for name in state.info if str(name).startswith("AutoResetWrapper_")}

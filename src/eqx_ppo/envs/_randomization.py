@@ -2,8 +2,10 @@
 
 import copy
 import dataclasses
+import functools
+import inspect
 import types
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import final
 
 import jax
@@ -14,6 +16,7 @@ from eqx_ppo import _typing
 from eqx_ppo._keys import as_key
 from eqx_ppo._tree import replace, strong_type
 from eqx_ppo._typing import Tree
+from eqx_ppo.envs._adapters import BraxEnv
 from eqx_ppo.envs._protocol import Env
 from eqx_ppo.envs._wrappers import (
     Wrapper,
@@ -25,6 +28,7 @@ from eqx_ppo.envs._wrappers import (
 
 _DRAWN = "randomized"
 _INNER = "randomized_inner_info"
+RANDOMIZATION_ENTRIES = (_DRAWN, _INNER)
 
 
 @final
@@ -51,13 +55,15 @@ class DomainRandomizationWrapper(Wrapper):
 
     **Arguments:**
 
-    - `env`: the environment to wrap, possibly inside other wrappers.
+    - `env`: the environment to wrap, possibly inside other wrappers or `BraxEnv`.
     - `randomize`: a pure function `(key, parameters) -> parameters` for one environment.
     - `attribute`: the attribute that holds the parameters, which `reset` and `step` read.
 
     **Raises:** `AttributeError` if the environment has no such attribute of its own;
-    `TypeError` or `ValueError` in `reset` if `randomize` changes nothing, or returns another
-    structure, shape or dtype.
+    `TypeError` for an environment that is a NamedTuple; `TypeError` or `ValueError` in `reset`
+    if `randomize` changes nothing, or returns another structure, shape or dtype; `TypeError` in
+    `reset` or `step` where a compiled function, stored in an attribute when the environment was
+    built, is called.
 
     ```python
     def randomize(key, model):
@@ -166,32 +172,88 @@ def _checked(path: str, leaf: Tree, before: Tree) -> Array:
 
 
 def _read(env: Env, name: str) -> Tree:
-    return vars(_owner(env, name))[name]
+    return vars(_layers(env, name)[-1])[name]
 
 
-def _owner(env: Env, name: str) -> Env:
-    """The environment, inside of this library's wrappers, that holds the attribute."""
-    inner = env
-    while isinstance(inner, Wrapper) and name not in vars(inner):
-        inner = inner.env
-    if name not in vars(inner):
+def _layers(env: Env, name: str) -> list[Env]:
+    """The environment inside of this library's wrappers that holds the attribute, and those."""
+    layers = [env]
+    while isinstance(env, (Wrapper, BraxEnv)) and name not in _attributes(env):
+        env = env.env
+        layers.append(env)
+    if name not in _attributes(env):
         raise AttributeError(
-            f"`{type(inner).__name__}` has no attribute `{name}` of its own, so it cannot be "
+            f"`{type(env).__name__}` has no attribute `{name}` of its own, so it cannot be "
             "replaced. Name the attribute in which the environment stores its parameters (not a "
-            f"property), one of {sorted(vars(inner))}. If another library's wrapper is around the "
+            f"property), one of {sorted(vars(env))}. If another library's wrapper is around the "
             "environment, wrap what is inside of it."
         )
-    return inner
+    return layers
+
+
+def _attributes(env: Env) -> Mapping[str, Tree]:
+    try:
+        return vars(env)
+    except TypeError as error:
+        raise TypeError(
+            f"`{type(env).__name__}` is a NamedTuple or has `__slots__`, so no attribute of a copy "
+            "of it can be replaced. Make it a frozen dataclass or an ordinary class."
+        ) from error
 
 
 def _with_attribute(env: Env, name: str, value: Tree) -> Env:
     """A copy of the environment, and of the wrappers around it, with one other attribute."""
-    variant = copy.copy(env)
-    if isinstance(env, Wrapper) and name not in vars(env):
-        object.__setattr__(variant, "env", _with_attribute(env.env, name, value))
-        return variant
-    for own, held in vars(env).items():
-        if isinstance(held, types.MethodType) and held.__self__ is env:
-            object.__setattr__(variant, own, types.MethodType(held.__func__, variant))
-    object.__setattr__(variant, name, value)
-    return variant
+    layers = _layers(env, name)
+    copies = [copy.copy(layer) for layer in layers]
+    for layer, variant in zip(layers, copies, strict=True):
+        for own, held in vars(layer).items():
+            moved = _moved(held, layers, copies, f"`{own}` of `{type(layer).__name__}`")
+            if moved is not held:
+                object.__setattr__(variant, own, moved)
+    object.__setattr__(copies[-1], name, value)
+    return copies[0]
+
+
+def _moved(held: Tree, layers: Sequence[Env], copies: Sequence[Env], where: str) -> Tree:
+    """What an attribute holds, where it is a layer or bound to one, for the copy of the layer.
+
+    A function that cannot be taken apart is replaced by one that refuses to be called.
+    """
+    for layer, variant in zip(layers, copies, strict=True):
+        if held is layer:
+            return variant
+    if isinstance(held, types.MethodType):
+        owner = _moved(held.__self__, layers, copies, where)
+        return held if owner is held.__self__ else types.MethodType(held.__func__, owner)
+    if isinstance(held, functools.partial):
+        before = (held.func, *held.args, *held.keywords.values())
+        after = [_moved(part, layers, copies, where) for part in before]
+        if all(new is old for new, old in zip(after, before, strict=True)):
+            return held
+        n_args = len(held.args) + 1
+        keywords = dict(zip(held.keywords, after[n_args:], strict=True))
+        return functools.partial(*after[:n_args], **keywords)
+    return _refusal(where) if _is_closed_over(held, layers, copies) else held
+
+
+def _is_closed_over(held: Tree, layers: Sequence[Env], copies: Sequence[Env]) -> bool:
+    """Whether `held` is a function that has a layer inside, as `jax.jit(env.step)` has."""
+    if not callable(held):
+        return False
+    inner = inspect.unwrap(held, stop=lambda function: isinstance(function, types.MethodType))
+    if inner is not held and _moved(inner, layers, copies, "") is not inner:
+        return True
+    cells = (inner.__closure__ or ()) if isinstance(inner, types.FunctionType) else ()
+    contents = [cell.cell_contents for cell in cells if cell != types.CellType()]
+    return any(content is layer for content in contents for layer in layers)
+
+
+def _refusal(where: str) -> Callable[..., Tree]:
+    def refuse(*_, **__):
+        raise TypeError(
+            f"{where} is a function that was made for the environment as it was built, such as "
+            "`jax.jit(self._step)`: the drawn parameters do not reach it. Define an ordinary "
+            "method, and use `jax.jit` where it is called; training compiles it in any case."
+        )
+
+    return refuse

@@ -24,6 +24,7 @@ from eqx_ppo.envs._protocol import (
     Env,
     SupportsCarryOver,
     SupportsStagger,
+    check_info,
     episode_end,
 )
 
@@ -98,6 +99,7 @@ def with_entries(
 
     What it has under `names` (all that the wrapper ever writes) is put aside under `hidden`.
     """
+    check_info(info)
     names = (*names, hidden)
     aside = {name: info[name] for name in names if name in info}
     return {**info, **entries} | ({hidden: aside} if aside else {})
@@ -114,6 +116,7 @@ def without_entries(
 _STEPS = "episode_steps"
 _INNER = "episode_inner_info"
 _WRITTEN = (_STEPS, *TRUNCATION_KEYS)
+EPISODE_ENTRIES = (_STEPS, _INNER)
 
 
 @final

@@ -17,7 +17,8 @@ class TrainConfig:
 
     - `ppo`: of the algorithm.
     - `eval`: of the evaluations during training.
-    - `seed`: of all randomness of the run; the same seed gives the same run, bit for bit.
+    - `seed`: of all randomness of the run, at least 0 and below 2**32; the same seed gives the
+        same run, bit for bit.
     - `checkpoint_every_steps`: save when training has passed another multiple of this many
         environment steps, and at the end. That is, hand the state to the `checkpointer` and
         the `checkpoint_fn` of `train_ppo`, if it has them.
@@ -51,6 +52,8 @@ class TrainConfig:
                 raise ValueError(
                     f"`TrainConfig.{name}` must be at least {at_least}, but got {value}."
                 )
+        if self.seed >= 2**32:  # a key is made of 32 bits, so larger ones would not be told apart
+            raise ValueError(f"`TrainConfig.seed` must be below 2**32, but got {self.seed}.")
         share = self.max_invalid_share
         if isinstance(share, bool) or not isinstance(share, int | float | np.number):
             raise TypeError(f"`TrainConfig.max_invalid_share` must be a number, but got {share!r}.")

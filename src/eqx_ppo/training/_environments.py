@@ -142,6 +142,9 @@ SOURCES = {
 """By the prefix that may stand before a name, as in `playground:CartpoleBalance`."""
 
 
+_WORDS = {"name": "a string", "reward_scale": "a number", "overrides": "settings by name"}
+
+
 @final
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class EnvConfig:
@@ -158,7 +161,7 @@ class EnvConfig:
         `config_overrides` of `load_playground`, the options of `load_brax`, the `params` of
         `load_gymnax`, the constructor's arguments for an environment of this library.
 
-    **Raises:** `ValueError` for numbers out of range.
+    **Raises:** `ValueError` for numbers out of range, `TypeError` for values of another kind.
     """
 
     name: str
@@ -168,6 +171,11 @@ class EnvConfig:
     overrides: Mapping[str, Tree] = dataclasses.field(default_factory=dict)
 
     def __post_init__(self) -> None:
+        kinds = {"name": str, "reward_scale": int | float, "overrides": Mapping}
+        for name, kind in kinds.items():
+            value = vars(self)[name]
+            if isinstance(value, bool) or not isinstance(value, kind):
+                raise TypeError(f"`EnvConfig.{name}` must be {_WORDS[name]}, but got {value!r}.")
         for name in ("max_len", "action_repeat"):
             value = vars(self)[name]
             if value is None and name == "max_len":

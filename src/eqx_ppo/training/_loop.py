@@ -237,21 +237,20 @@ class Run:
         """Hands out a state; a checkpoint that cannot be written does not end the run."""
         steps = int(copy.counts.steps)
         self._saved_at = steps
-        if self._outlets.checkpoint_fn is not None:
+        if self._outlets.checkpointer is not None:
+            record = RunRecord(
+                config=self._about.config,
+                environment=self._about.environment,
+                metrics=self._latest,
+                eval_history=self._eval_history,
+                invalid=self._watch.recent,
+            )
+            try:
+                self._outlets.checkpointer.save(copy, steps, metrics=evaluated, run=record)
+            except CheckpointError as error:
+                warn_of_failed_save(error)
+        if self._outlets.checkpoint_fn is not None:  # second: it may take long, or raise
             self._outlets.checkpoint_fn(copy, steps)
-        if self._outlets.checkpointer is None:
-            return
-        record = RunRecord(
-            config=self._about.config,
-            environment=self._about.environment,
-            metrics=self._latest,
-            eval_history=self._eval_history,
-            invalid=self._watch.recent,
-        )
-        try:
-            self._outlets.checkpointer.save(copy, steps, metrics=evaluated, run=record)
-        except CheckpointError as error:
-            warn_of_failed_save(error)
 
     def _whereabouts(self) -> str:
         checkpointer = self._outlets.checkpointer

@@ -74,7 +74,7 @@ class NetworkConfig:
             raise ValueError(f"`NetworkConfig.kind` must be one of {kinds}, but got {self.kind!r}.")
         for name in ("actor_hidden_sizes", "critic_hidden_sizes"):
             object.__setattr__(self, name, tuple(vars(self)[name]))
-            if any(size < 1 for size in vars(self)[name]):
+            if not all(isinstance(size, int) and size >= 1 for size in vars(self)[name]):
                 raise ValueError(
                     f"`NetworkConfig.{name}` must be sizes of at least 1, but got "
                     f"{vars(self)[name]}."

@@ -192,14 +192,15 @@ def _read(run: Path, options: LearningCurves) -> dict[str, Curve]:
     columns = read_metrics(run)
     curves = {}
     for metric in options.metrics:
-        known = ~np.isnan(columns[metric]) if metric in columns else np.zeros(0, np.bool_)
-        if not known.any():
-            there = sorted(name for name, values in columns.items() if not np.isnan(values).all())
-            raise ValueError(
-                f"`{run}` has no metric `{metric}`. It has {', '.join(there) or 'none'}."
-            )
-        x = columns[options.against][known].astype(np.float64)
-        curves[metric] = smoothed(Curve(x, columns[metric][known]), options.window)
+        for name in (metric, options.against):
+            if name not in columns or np.isnan(columns[name]).all():
+                there = [name for name, values in columns.items() if not np.isnan(values).all()]
+                raise ValueError(
+                    f"`{run}` has no metric `{name}`. It has {', '.join(sorted(there)) or 'none'}."
+                )
+        x, y = columns[options.against].astype(np.float64), columns[metric]
+        known = ~np.isnan(x) & ~np.isnan(y)
+        curves[metric] = smoothed(Curve(x[known], y[known]), options.window)
     return curves
 
 

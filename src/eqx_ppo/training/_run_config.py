@@ -80,10 +80,14 @@ class RunConfig:
             raise ValueError(
                 f"The configuration of a run must have the parts {sorted(parts)}, but has {found}."
             )
+        try:
+            train = config_from_json(data["train"])
+        except TypeError as error:
+            raise ValueError(f"`train` in the configuration of a run: {error}") from error
         return cls(
             env=_record(EnvConfig, "env", data["env"]),
             network=_record(NetworkConfig, "network", data["network"]),
-            train=config_from_json(data["train"]),
+            train=train,
             video=_record(VideoConfig, "video", data["video"]),
         )
 

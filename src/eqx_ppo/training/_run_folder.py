@@ -9,6 +9,9 @@ import os
 import platform
 import shutil
 import sys
+import tempfile
+import uuid
+import warnings
 from pathlib import Path
 from typing import NamedTuple, Self, final
 
@@ -72,12 +75,53 @@ class RunFolder:
 
         **Raises:** `FileExistsError` if there is something already.
         """
+        if overwrite:
+            folder, replaced = cls.replace(path, config)
+            if replaced is not None:
+                replaced.delete()
+            return folder
         folder = cls(Path(path))
-        if folder.path.exists():
-            folder._make_room(overwrite)
+        if folder._holds_run():
+            raise FileExistsError(
+                f"`{folder.path}` holds a run already. Continue it (`--resume`), replace it "
+                "(`--overwrite`), or choose another folder (`--out`)."
+            )
         folder.path.mkdir(parents=True, exist_ok=True)
         folder.write_config(config)
         return folder
+
+    @classmethod
+    def replace(cls, path: str | Path, config: RunConfig) -> tuple[Self, Self | None]:
+        """Makes a folder for a new run, and keeps the run that is there.
+
+        **Arguments:**
+
+        - `path`, `config`: see `create`.
+
+        **Returns:** the folder; and the old run, which is in a folder inside it now, to be
+        deleted (`delete`) or put back (`put_back`). `None` if there was none.
+
+        **Raises:** `FileExistsError` for a folder with other content, which is never touched.
+        """
+        folder = cls(Path(path))
+        if not folder._holds_run():
+            return cls.create(path, config), None
+        old = cls(Path(tempfile.mkdtemp(prefix="replaced-", dir=folder.path)))
+        try:
+            folder._move_to(old.path)
+            folder.write_config(config)
+        except OSError:
+            old._move_to(folder.path)
+            old.path.rmdir()
+            raise
+        return folder, old
+
+    def put_back(self) -> None:
+        """Undoes `replace`, of which this is the old run: deletes the new one."""
+        new = type(self)(self.path.parent)
+        new.delete()
+        self._move_to(new.path)
+        self.path.rmdir()
 
     @classmethod
     def open(cls, path: str | Path) -> Self:
@@ -132,7 +176,7 @@ class RunFolder:
         """
         try:
             return RunConfig.from_json(json.loads(self.config_file.read_text()))
-        except ValueError as error:
+        except (RecursionError, ValueError) as error:
             raise ValueError(f"`{self.config_file}` cannot be read: {error}") from error
 
     def write_config(self, config: RunConfig) -> None:
@@ -142,12 +186,14 @@ class RunFolder:
     def note_start(self, env: Env, steps: int) -> None:
         """Adds an entry to `versions.json`: what the run is started with.
 
+        A file that cannot be understood is renamed, with a warning, and a new one begun.
+
         **Arguments:**
 
         - `env`: of the run.
         - `steps`: the environment steps that it has taken before.
         """
-        entries = json.loads(self.versions_file.read_text()) if self.versions_file.exists() else []
+        entries = self._earlier_starts()
         device = jax.devices()[0]
         entry = {
             "at": dt.datetime.now(dt.UTC).isoformat(timespec="seconds"),
@@ -177,33 +223,58 @@ class RunFolder:
         config = self.read_config()
         with Checkpointer(self.checkpoints) as checkpointer:
             network = config.make_network(config.env.make_env())
-            network = checkpointer.restore_network(network, step=step)
-            steps = checkpointer.metadata(step).steps
-        return LoadedPolicy(config, config.env.make_eval_env(), network, steps)
+            network, about = checkpointer.network_and_metadata(network, step=step)
+        return LoadedPolicy(config, config.env.make_eval_env(), network, about.steps)
 
     def delete(self) -> None:
         """Deletes what belongs to the run, and the folder if it is empty then."""
-        for part in (self.checkpoints, self.plots, self.videos):
-            shutil.rmtree(part, ignore_errors=True)
-        for file in (self.metrics_file, self.versions_file, self.config_file):
-            file.unlink(missing_ok=True)
+        for part in self._parts():
+            if part.is_dir():
+                shutil.rmtree(part, ignore_errors=True)
+            else:
+                part.unlink(missing_ok=True)
         if not any(self.path.iterdir()):
             self.path.rmdir()
 
-    def _make_room(self, overwrite: bool) -> None:
-        is_run = self.config_file.is_file()
-        if self.path.is_dir() and not any(self.path.iterdir()):
-            return
-        if not is_run:
+    def _parts(self) -> tuple[Path, ...]:
+        """Everything that belongs to the run."""
+        folders = (self.checkpoints, self.plots, self.videos)
+        return (*folders, self.metrics_file, self.versions_file, self.config_file)
+
+    def _move_to(self, place: Path) -> None:
+        for part in self._parts():
+            if part.exists():
+                part.rename(place / part.name)
+
+    def _holds_run(self) -> bool:
+        """Whether there is a run; `False` where there is nothing.
+
+        **Raises:** `FileExistsError` for anything else.
+        """
+        if self.config_file.is_file():
+            return True
+        if self.path.exists() and not (self.path.is_dir() and not any(self.path.iterdir())):
             raise FileExistsError(
                 f"`{self.path}` exists and is not the folder of a run. Choose another one."
             )
-        if not overwrite:
-            raise FileExistsError(
-                f"`{self.path}` holds a run already. Continue it (`--resume`), replace it "
-                "(`--overwrite`), or choose another folder (`--out`)."
-            )
-        self.delete()
+        return False
+
+    def _earlier_starts(self) -> list[Tree]:
+        """The entries of `versions.json`."""
+        if not self.versions_file.exists():
+            return []
+        with contextlib.suppress(RecursionError, ValueError):
+            entries = json.loads(self.versions_file.read_text())
+            if isinstance(entries, list):
+                return entries
+        kept = self.versions_file.with_suffix(f".damaged-{uuid.uuid4().hex[:8]}.json")
+        self.versions_file.rename(kept)
+        warnings.warn(
+            f"`{self.versions_file}` could not be understood. It was renamed to `{kept.name}`, and "
+            "a new one is begun.",
+            stacklevel=3,
+        )
+        return []
 
 
 def _write_json(path: Path, data: Tree) -> None:

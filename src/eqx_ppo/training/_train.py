@@ -112,6 +112,7 @@ def train_ppo(  # noqa: PLR0913 (each may be left out)
     try:
         start = origin.start or new_start(task, network, run_key)
         device = compile_device(task, start)
+        _set_aside(checkpointer, origin)
         run = Run(config, device, eval_key, outlets, origin.record, origin.steps or 0)
         return run.go(device.first(), evaluates_first=origin.directory is None)
     finally:
@@ -170,15 +171,20 @@ def _open(outlets: Outlets, origin: _Origin, config: TrainConfig) -> None:
     """Opens all outlets before anything is compiled, so that a wrong path is told at once."""
     checkpointer = outlets.checkpointer
     if checkpointer is not None:
+        checkpointer.check_writable()
+    about = RunInfo(
+        total_steps=config.ppo.total_steps,
+        resumed_at=origin.steps,
+        config=origin.record.config,
+    )
+    outlets.sinks.start(about)
+
+
+def _set_aside(checkpointer: Checkpointer | None, origin: _Origin) -> None:
+    """Makes room for new checkpoints, once nothing can be refused any more."""
+    if checkpointer is not None:
         elsewhere = origin.directory not in (None, checkpointer.directory.resolve())
         checkpointer.begin(None if elsewhere else origin.steps)
-    outlets.sinks.start(
-        RunInfo(
-            total_steps=config.ppo.total_steps,
-            resumed_at=origin.steps,
-            config=origin.record.config,
-        )
-    )
 
 
 def _close(outlets: Outlets) -> None:

@@ -26,7 +26,10 @@ from eqx_ppo.algorithms import Recording, TrainingState, record_rollout
 from eqx_ppo.envs import Env, SupportsRender, find_renderer
 from eqx_ppo.networks import StatefulModule
 
-_CHUNK = 200  # pictures in memory at a time
+_CHUNK = 200  # pictures in memory at a time, or fewer where they are large
+_CHUNK_PIXELS = _CHUNK * 1280 * 720
+_MAX_SIZE = 8192
+_MAX_SEED = 2**32 - 1
 _FORMATS = ("mp4", "gif")
 
 _Frame: TypeAlias = UInt8[np.ndarray, "height width 3"]
@@ -44,14 +47,15 @@ class VideoConfig:
     - `n_episodes`: one after another.
     - `max_steps`: steps of the environment in all; the video ends with them.
     - `deterministic`: act by the mode of the policy instead of sampling.
-    - `seed`: of the episodes; the same seed gives the same video.
-    - `width`, `height`: of the pictures in pixels, even numbers.
+    - `seed`: of the episodes, at least 0 and below 2**32; the same seed gives the same video.
+    - `width`, `height`: of the pictures in pixels, even numbers from 16 to 8192.
     - `camera`: the name of a view of the environment; its own choice by default.
     - `max_fps`: most pictures per second. Time runs as in the environment; states are left out
         where it has more of them.
     - `format`: `"mp4"` or `"gif"`.
 
-    **Raises:** `ValueError` for numbers out of range.
+    **Raises:** `ValueError` for numbers out of range, `TypeError` for another camera than a
+    name.
     """
 
     every_steps: int | None = None
@@ -67,6 +71,7 @@ class VideoConfig:
 
     def __post_init__(self) -> None:
         at_least = {"every_steps": 1, "n_episodes": 1, "max_steps": 1, "seed": 0, "max_fps": 1}
+        at_most = {"seed": _MAX_SEED, "width": _MAX_SIZE, "height": _MAX_SIZE}
         for name, least in {**at_least, "width": 16, "height": 16}.items():
             value = vars(self)[name]
             if value is None and name == "every_steps":
@@ -75,12 +80,20 @@ class VideoConfig:
                 raise ValueError(
                     f"`VideoConfig.{name}` must be an int of at least {least}, but got {value!r}."
                 )
+            if value > at_most.get(name, value):
+                raise ValueError(
+                    f"`VideoConfig.{name}` must be at most {at_most[name]}, but got {value}."
+                )
         for name in ("width", "height"):
             if vars(self)[name] % 2:
                 raise ValueError(
                     f"`VideoConfig.{name}` must be even, as videos need it, but got "
                     f"{vars(self)[name]}."
                 )
+        if not isinstance(self.camera, str | None):
+            raise TypeError(
+                f"`VideoConfig.camera` must be a name or `None`, but got {self.camera!r}."
+            )
         if self.format not in _FORMATS:
             raise ValueError(
                 f"`VideoConfig.format` must be one of {_FORMATS}, but got {self.format!r}."
@@ -166,13 +179,15 @@ class VideoRecorder:
     - `env`: to act in.
     - `directory`: where the videos go, named by the count of environment steps.
     - `config`: of the videos.
+    - `latest`: the count of environment steps that the run begins with, if it is continued:
+        a video is due when it has passed the next multiple.
     """
 
-    def __init__(self, env: Env, directory: str | Path, config: VideoConfig):
+    def __init__(self, env: Env, directory: str | Path, config: VideoConfig, *, latest: int = 0):
         self._env = env
         self._directory = Path(directory)
         self._config = config
-        self._latest = 0
+        self._latest = latest
 
     def __call__(self, training_state: TrainingState, steps: int) -> None:
         """Makes a video if one is due."""
@@ -235,11 +250,12 @@ def _episodes(recording: Recording) -> tuple[list[float], list[int]]:
 def _frames(
     renderer: SupportsRender, states: Sequence[EnvState], config: VideoConfig
 ) -> Iterator[_Frame]:
-    for start in range(0, len(states), _CHUNK):
+    chunk = max(1, min(_CHUNK, _CHUNK_PIXELS // (config.height * config.width)))
+    for start in range(0, len(states), chunk):
         try:
             with contextlib.redirect_stderr(io.StringIO()):  # Playground shows a progress bar
                 pictures = renderer.render(
-                    list(states[start : start + _CHUNK]),
+                    list(states[start : start + chunk]),
                     config.height,
                     config.width,
                     config.camera,

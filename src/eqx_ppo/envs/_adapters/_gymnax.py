@@ -8,11 +8,11 @@ from typing import NamedTuple, final
 
 import jax
 import jax.numpy as jnp
-from jaxtyping import PRNGKeyArray
+from jaxtyping import Array, Int, PRNGKeyArray
 
 from eqx_ppo._checks import typed
 from eqx_ppo._keys import as_key
-from eqx_ppo._tree import strong_arrays
+from eqx_ppo._tree import replace, strong_arrays
 from eqx_ppo._typing import KeyLike, Tree
 from eqx_ppo.envs._actions import (
     Actions,
@@ -26,6 +26,7 @@ from eqx_ppo.envs._state import State
 class _GymnaxData(NamedTuple):
     state: Tree  # gymnax's own
     key: PRNGKeyArray  # of the steps to come
+    ahead: Int[Array, ""]  # steps by which the time limit comes earlier
 
 
 @final
@@ -83,7 +84,8 @@ class GymnaxEnv:
     def reset(self, key: KeyLike) -> State:
         reset_key, key = jax.random.split(as_key(key))
         obs, state = self.env.reset_env(reset_key, self.params)
-        return _state(obs, 0.0, False, False, _GymnaxData(state, key))
+        ahead = jnp.zeros((), jnp.int32)
+        return _state(obs, 0.0, False, False, _GymnaxData(state, key, ahead))
 
     @typed
     def step(self, state: State, action: Tree) -> State:
@@ -92,8 +94,31 @@ class GymnaxEnv:
         obs, inner, reward, terminated, _ = self.env.step_env(
             step_key, state.data.state, action, self.params
         )
-        truncated = self.env.is_truncated(inner, self.params)
-        return _state(obs, reward, terminated, truncated, _GymnaxData(inner, key))
+        data = _GymnaxData(inner, key, state.data.ahead)
+        return _state(obs, reward, terminated, self._at_limit(data), data)
+
+    @typed
+    def stagger(self, state: State, key: KeyLike) -> State:
+        """Brings the time limit forward by a number of steps, uniform in `[0, limit)`.
+
+        The environment's own clock, `state.data.state.time`, stays as it is, because some observe
+        it. Without one, or without `params.max_steps_in_episode`, nothing is changed.
+        """
+        if not self._has_limit(state.data.state):
+            return state
+        limit = jnp.asarray(self.params.max_steps_in_episode, jnp.int32)
+        ahead = jax.random.randint(as_key(key), (), 0, jnp.maximum(limit, 1), jnp.int32)
+        return replace(state, data=state.data._replace(ahead=ahead))
+
+    def _has_limit(self, inner: Tree) -> bool:
+        return "time" in _names(inner) and "max_steps_in_episode" in _names(self.params)
+
+    def _at_limit(self, data: _GymnaxData) -> Tree:
+        inner = data.state
+        if self._has_limit(inner):
+            time = jnp.asarray(inner.time)
+            inner = replace(inner, time=time + data.ahead.astype(time.dtype))
+        return self.env.is_truncated(inner, self.params)
 
 
 @typed
@@ -150,6 +175,11 @@ def _state(obs: Tree, reward: Tree, terminated: Tree, truncated: Tree, data: _Gy
         metrics={},
         data=strong_arrays(data),
     )
+
+
+def _names(record: Tree) -> list[str]:
+    is_record = dataclasses.is_dataclass(record)
+    return [field.name for field in dataclasses.fields(record)] if is_record else []
 
 
 def _actions(space: Tree) -> Actions:

@@ -9,6 +9,7 @@ from eqx_ppo._compare import as_numpy
 from eqx_ppo._report import Finding
 from eqx_ppo._rules import Fault, Faults
 from eqx_ppo.envs._conformance._calls import key_leaves, matters, repeated_calls
+from eqx_ppo.envs._conformance._episodes import ends_at_start
 from eqx_ppo.envs._conformance._sketch import is_within
 from eqx_ppo.envs._conformance._structure import join, pairs
 from eqx_ppo.envs._conformance._trial import Trial
@@ -109,6 +110,7 @@ ADVICE: dict[str, Callable[[Trial], Faults]] = {
     "starts": starts,
     "still keys": still_keys,
     "time limit": time_limit,
+    "own resets": ends_at_start,
 }
 
 

@@ -1,5 +1,6 @@
 """A test of the whole convention, for environments of one's own."""
 
+import contextlib
 from collections.abc import Callable, Collection
 from typing import NamedTuple, final
 
@@ -29,7 +30,7 @@ class EnvReport(NamedTuple):
     - `advice`: what is legitimate, and yet worth knowing.
     - `reset_cost`: how many steps a reset takes the time of, both compiled, in a small batch.
         A measurement, which varies.
-    - `skipped`: rules that were not tested, because that would take minutes.
+    - `skipped`: what was not tested, because that would take minutes.
     """
 
     advice: tuple[Finding, ...]
@@ -89,13 +90,15 @@ def check_env(
     new_trial = _maker(sampler, key, Size(n_envs, n_steps))
     trial = new_trial(env)
     findings = _examine(trial, "env", new_trial, allow)
+    if all(finding.rule in allow for finding in findings) and not trial.is_large:
+        findings += _hidden_resets(env, new_trial)
     raised = [finding for finding in findings if finding.rule not in allow]
     if raised:
         raise ContractError(f"`{type(env).__name__}`", raised)
     cost = reset_cost(trial)
     advice = [finding for finding in findings if finding.rule in allow]
     advice += advise(trial, "env", cost)
-    return EnvReport(tuple(advice), cost, ("jit",) if trial.is_large else ())
+    return EnvReport(tuple(advice), cost, _skipped(trial))
 
 
 def _check_arguments(env: Env, n_envs: int, n_steps: int, allow: Collection[str]) -> None:
@@ -140,4 +143,33 @@ def _examine(
         if finding.rule in broken
     ]
     explained = {finding.rule for finding in inner}
+    if _is_ours(env):  # hands on what it is given, `done` too
+        explained.add("reward and done")
     return inner + [finding for finding in findings if finding.rule not in explained]
+
+
+def _skipped(trial: Trial) -> tuple[str, ...]:
+    if not trial.is_large:
+        return ()
+    return ("jit", "own resets inside of wrappers") if isinstance(trial.env, Wrapper) else ("jit",)
+
+
+def _is_ours(env: Env) -> bool:
+    """Whether it is one of the wrappers of this library."""
+    return isinstance(env, Wrapper) and type(env).__module__.startswith("eqx_ppo.envs.")
+
+
+def _hidden_resets(env: Env, new_trial: Callable[[Env], Trial]) -> list[Finding]:
+    """What resets itself inside of wrappers, whose own counts and frames go on.
+
+    Told of the innermost. One that cannot be run alone, because a wrapper gives it something,
+    cannot be tested.
+    """
+    path, found = "env", []
+    while isinstance(env, Wrapper):
+        env, path = env.env, f"{path}.env"
+        if not _is_ours(env):
+            with contextlib.suppress(Exception):
+                faults = RULES["own resets"].test(new_trial(env))
+                found = [Finding("own resets", path, *fault) for fault in faults] or found
+    return found

@@ -7,7 +7,7 @@ import jax
 import numpy as np
 
 from eqx_ppo._rules import Fault, Faults
-from eqx_ppo.envs._conformance._history import Episodes, is_constant, leaves_of
+from eqx_ppo.envs._conformance._history import Episodes, is_constant, is_finite, leaves_of
 from eqx_ppo.envs._conformance._sketch import FLAGS, is_within
 from eqx_ppo.envs._conformance._trial import Trial
 
@@ -44,19 +44,41 @@ def episode_end(trial: Trial) -> Faults:
 
 def own_resets(trial: Trial) -> Faults:
     """The state that ends an episode is its last one, not the first of the next."""
-    if any(map(_is_back, _groups(trial))):
+    if any(_is_back(group) and _begins_anew(group) for group in _groups(trial)):
         yield Fault(
             "next_state",
             "every step that ended an episode returned a state like that of a reset, though no "
             "other step did: the environment seems to reset itself. Return the true last state; "
-            "the library puts a fresh one in its place.",
+            "the library puts a fresh one in its place. If it is the true last state, say so: "
+            '`allow=("own resets",)`.',
+        )
+
+
+def ends_at_start(trial: Trial) -> Faults:
+    """Episodes end at their start, in some leaves, though nothing else says `own resets`."""
+    groups = [group for group in _groups(trial) if _is_back(group)]
+    if groups and not any(map(_begins_anew, groups)):
+        names = [
+            path for path, chosen in zip(trial.spec.paths, groups[0].leaves, strict=True) if chosen
+        ]
+        yield Fault(
+            f"next_state{names[0]}",
+            "is where the reset puts it whenever an episode ends, and at no other time. The state "
+            "does not leap there, so that this may well be right; an environment that resets "
+            "itself must return the true last state instead.",
         )
 
 
 class _Group(NamedTuple):
-    """Whether the state is back at its start, `[T, B]`, in the sense of some of its leaves."""
+    """Whether the state is back at its start, `[T, B]`, in the sense of some of its leaves.
+
+    - `leaves`: which they are, `[leaves]`.
+    - `others`: which ones would leap, too, if a reset had put them there.
+    """
 
     episodes: Episodes
+    leaves: np.ndarray
+    others: np.ndarray
     back: np.ndarray
 
 
@@ -71,9 +93,11 @@ def _groups(trial: Trial) -> Iterator[_Group]:
     own = np.array([not is_within(path, "reward", "done", "metrics") for path in paths])
     own &= np.array([path not in FLAGS for path in paths])
     outside = np.array([not is_within(path, "info") for path in paths])
+    moving = np.array([leaf.dtype != np.uint32 for leaf in leaves_of(trial.starts)])  # no keys
     for chosen in (own & constant, own & constant & outside, own & outside):
         if np.any(chosen):
-            yield _Group(found, np.all(found.at_start[:, :, chosen], axis=-1))
+            back = np.all(found.at_start[:, :, chosen], axis=-1)
+            yield _Group(found, chosen, own & outside & moving & ~constant & ~chosen, back)
 
 
 def _is_back(group: _Group) -> bool:
@@ -83,10 +107,18 @@ def _is_back(group: _Group) -> bool:
     return bool(np.sum(later) > 1 and np.all(group.back[later]) and not np.any(group.back[~ended]))
 
 
+def _begins_anew(group: _Group) -> bool:
+    """Whether the state leaps to its start: one may also walk back to it, or count in a circle."""
+    changes = group.episodes.changes
+    others = not np.any(group.others) or changes.jump(group.others)
+    return others and changes.jump(group.leaves)
+
+
 def finite(trial: Trial) -> Faults:
     """Numbers stay finite under random actions; sentinels that were not finite may stay."""
     blow_up = trial.episodes.blow_up
     if blow_up is None:
+        yield from _finite_kept(trial)
         return
     first, *others = blow_up.leaves
     also = f", and {len(others)} other leaves with it" if others else ""
@@ -97,6 +129,22 @@ def finite(trial: Trial) -> Faults:
         f"environments{also}. Look for a division by 0, a root or logarithm of a negative number, "
         "or a physics step that is too long; training would throw such steps away.",
     )
+
+
+def _finite_kept(trial: Trial) -> Faults:
+    """What is carried over from finite states is finite."""
+    if trial.kept is None:
+        return
+    kept, ended = trial.kept
+    leaves = zip(trial.spec.paths, leaves_of(kept), leaves_of(trial.starts), strict=True)
+    for path, after, before in leaves:
+        if np.any((~is_finite(after) & is_finite(before))[ended]):
+            yield Fault(
+                f"fresh{path}",
+                "`carry_over` made it non-finite at the end of an episode, where it was finite. "
+                "Look for a division by 0, such as a mean over no episodes.",
+            )
+            return
 
 
 def _first_step(mask: np.ndarray) -> str:

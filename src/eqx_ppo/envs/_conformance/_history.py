@@ -9,6 +9,7 @@ import numpy as np
 
 from eqx_ppo._compare import as_numpy
 from eqx_ppo._typing import EnvState
+from eqx_ppo.envs._conformance._changes import ChangeRecorder, Changes
 from eqx_ppo.envs._conformance._sketch import FLAGS, is_within
 
 
@@ -32,12 +33,14 @@ class Episodes(NamedTuple):
     - `done`: `[T, B]`, as the states say.
     - `flags`: the same for every flag of a time limit, by path.
     - `at_start`: `[T, B, leaves]`, where a leaf is what it was after the reset.
+    - `changes`: what the steps did to each number of the state.
     - `blow_up`: the first one, if any.
     """
 
     done: np.ndarray
     flags: dict[str, np.ndarray]
     at_start: np.ndarray
+    changes: Changes
     blow_up: BlowUp | None
 
     @property
@@ -64,6 +67,7 @@ def run_episodes(
     start = leaves_of(starts)
     state, before, ended = starts, start, np.zeros(len(start[0]), bool)
     dones, flags, at_starts, blow_up = [], [], [], _at_reset(paths, start)
+    recorder = ChangeRecorder(start)
     for step in range(n_steps):
         state = advance(state, ended, step)
         after = leaves_of(state)
@@ -74,11 +78,13 @@ def run_episodes(
         flags.append({name: by_path[name].astype(bool) for name in FLAGS if name in by_path})
         at_starts.append(np.stack(list(map(_rows_equal, after, start)), axis=-1))
         ended = np.logical_or.reduce([dones[-1], *flags[-1].values()])
+        recorder.add(begun, after, ended)
         before = after
         if blow_up:
             break
     stacked = {name: np.stack([flag[name] for flag in flags]) for name in flags[0]}
-    return Episodes(np.stack(dones), stacked, np.stack(at_starts), blow_up)
+    changes = recorder.changes()
+    return Episodes(np.stack(dones), stacked, np.stack(at_starts), changes, blow_up)
 
 
 def leaves_of(state: EnvState) -> list[np.ndarray]:
@@ -86,7 +92,8 @@ def leaves_of(state: EnvState) -> list[np.ndarray]:
     return [as_numpy(leaf) for leaf in jax.tree.leaves(state)]
 
 
-def _is_finite(values: np.ndarray) -> np.ndarray:
+def is_finite(values: np.ndarray) -> np.ndarray:
+    """Where numbers are finite; integers always are."""
     if not jnp.issubdtype(values.dtype, jnp.inexact):
         return np.ones(values.shape, bool)
     return np.isfinite(values if values.dtype.kind in "fc" else values.astype(np.float32))
@@ -94,7 +101,7 @@ def _is_finite(values: np.ndarray) -> np.ndarray:
 
 def _at_reset(paths: tuple[str, ...], start: list[np.ndarray]) -> BlowUp | None:
     bad = {
-        path: np.any(~_is_finite(leaf).reshape(len(leaf), -1), axis=1)
+        path: np.any(~is_finite(leaf).reshape(len(leaf), -1), axis=1)
         for path, leaf in zip(paths, start, strict=True)
         if is_within(path, "obs")
     }
@@ -106,9 +113,9 @@ def _blow_up(
 ) -> BlowUp | None:
     bad = {}
     for path, old, new in zip(paths, before, after, strict=True):
-        wrong = ~_is_finite(new)
+        wrong = ~is_finite(new)
         if np.any(wrong) and not is_within(path, "obs", "reward"):
-            wrong &= _is_finite(old)
+            wrong &= is_finite(old)
         bad[path] = np.any(wrong.reshape(len(new), -1), axis=1)
     return _first_blow_up(step, bad)
 

@@ -1,6 +1,8 @@
 """Rules on what must agree between the functions of an environment; these only trace them."""
 
 import math
+from collections.abc import Iterator, Sequence
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -8,6 +10,7 @@ import numpy as np
 
 from eqx_ppo._rules import Fault, Faults
 from eqx_ppo._typing import Tree
+from eqx_ppo.envs._batched import holds
 from eqx_ppo.envs._conformance._actions import declared
 from eqx_ppo.envs._conformance._shapes import among
 from eqx_ppo.envs._conformance._sketch import Leaf, Sketch, sketch
@@ -15,25 +18,37 @@ from eqx_ppo.envs._conformance._trial import Trial
 from eqx_ppo.envs._protocol import SupportsCarryOver, SupportsStagger
 
 
+class _Hook(NamedTuple):
+    """A function besides `reset` and `step`, what its result is called, and what it is."""
+
+    function: str
+    name: str
+    found: Sketch
+
+
 def closed_state(trial: Trial) -> Faults:
     """Everything that returns a state returns one of the structure and shapes of `reset`'s."""
     before = trial.reset_sketch
     yield from _unlike(before, trial.stepped.sketch, "step", "next_state")
-    env, leaves = trial.env, trial.abstract_leaves
+    for function, name, found in _hooks(trial, trial.abstract_leaves):
+        yield from _unlike(before, found, function, name)
+
+
+def _hooks(trial: Trial, leaves: Sequence[jax.ShapeDtypeStruct]) -> Iterator[_Hook]:
+    """What the environment has of `stagger` and `carry_over`, traced on such states."""
+    env, treedef, key = trial.env, trial.reset_sketch.treedef, trial.abstract_key
 
     def rebuilt(leaves: Tree) -> Tree:
-        return jax.tree.unflatten(before.treedef, leaves)
+        return jax.tree.unflatten(treedef, leaves)
 
     if isinstance(env, SupportsStagger):
-        found = sketch(
-            lambda leaves, key: env.stagger(rebuilt(leaves), key), leaves, trial.abstract_key
-        )
-        yield from _unlike(before, found, "stagger", "staggered")
+        found = sketch(lambda leaves, key: env.stagger(rebuilt(leaves), key), leaves, key)
+        yield _Hook("stagger", "staggered", found)
     if isinstance(env, SupportsCarryOver):
         found = sketch(
             lambda ended, fresh: env.carry_over(rebuilt(ended), rebuilt(fresh)), leaves, leaves
         )
-        yield from _unlike(before, found, "carry_over", "fresh")
+        yield _Hook("carry_over", "fresh", found)
 
 
 def _unlike(before: Sketch, after: Sketch, function: str, name: str) -> Faults:
@@ -63,7 +78,10 @@ def _unlike(before: Sketch, after: Sketch, function: str, name: str) -> Faults:
 
 
 def dtypes(trial: Trial) -> Faults:
-    """The dtypes of `reset` and `step` can be joined without loss (see the advice otherwise)."""
+    """The dtypes of `reset` and `step` can be joined without loss (see the advice otherwise).
+
+    What `stagger` and `carry_over` return fits into them.
+    """
     for old, new in pairs(trial):
         if old.dtype == new.dtype:
             continue
@@ -75,6 +93,16 @@ def dtypes(trial: Trial) -> Faults:
                 f"is {new} after `step` and {old} after `reset`, and {kept}. Give it one dtype in "
                 "both.",
             )
+            return
+    expected = [_joined(old, new) for old, new in pairs(trial)]
+    for function, name, found in _hooks(trial, expected):
+        for old, new in zip(expected, found.leaves, strict=True):
+            if not holds(old.dtype, new.dtype):
+                yield Fault(
+                    name + new.name,
+                    f"is {new} after `{function}`, but {old.dtype} after `reset` and `step`, which "
+                    "cannot hold it. Cast it.",
+                )
 
 
 def pairs(trial: Trial) -> list[tuple[Leaf, Leaf]]:
@@ -90,6 +118,10 @@ def join(old: Leaf, new: Leaf) -> np.dtype | None:
         return jnp.promote_types(old.dtype, new.dtype)
     except jax.dtypes.TypePromotionError:  # under strict promotion
         return None
+
+
+def _joined(old: Leaf, new: Leaf) -> jax.ShapeDtypeStruct:
+    return jax.ShapeDtypeStruct(old.shape, old.dtype if old.dtype == new.dtype else join(old, new))
 
 
 def _loses(dtype: np.dtype, joined: np.dtype) -> bool:
@@ -129,13 +161,20 @@ def _is_discrete(leaf: jax.ShapeDtypeStruct) -> bool:
 
 
 def _fits(size: Tree, shapes: list[tuple[int, ...] | None]) -> bool:
-    said = jax.tree.leaves(size, is_leaf=lambda node: isinstance(node, tuple | list))
+    each = jax.tree.leaves(size)  # a tuple may hold a size for each part of a tuple
+    if len(each) == len(shapes) and all(map(_fits_one, each, shapes)):
+        return True
+    said = jax.tree.leaves(size, is_leaf=_is_shape)
     if len(said) == len(shapes):
         return all(map(_fits_one, said, shapes))
     if len(said) != 1 or not isinstance(said[0], int | np.integer):
         return False
     known = [shape for shape in shapes if shape is not None]
     return len(known) < len(shapes) or said[0] == sum(map(math.prod, known))  # of all, flattened
+
+
+def _is_shape(node: Tree) -> bool:
+    return isinstance(node, tuple | list) and all(isinstance(n, int | np.integer) for n in node)
 
 
 def _fits_one(size: Tree, shape: tuple[int, ...] | None) -> bool:

@@ -29,7 +29,8 @@ from eqx_ppo.envs._conformance._rounding import (
     unlike,
 )
 from eqx_ppo.envs._conformance._sketch import Sketch, sketch, with_paths
-from eqx_ppo.envs._protocol import Env
+from eqx_ppo.envs._protocol import Env, SupportsCarryOver, SupportsStagger
+from eqx_ppo.envs._wrappers import carry_over, stagger
 
 _LARGE = 1500  # operations; running more of them one by one takes minutes
 _STEPS_BEFORE = 2  # to the middle of an episode
@@ -62,6 +63,7 @@ class Trial:
         self.size = size
         self._sampler = sampler
         self._reset_key, self._action_key = jax.random.split(key)
+        self._first_end: tuple[EnvState, np.ndarray] | None = None
 
     # --- Traced only ----------------------------------------------------------------------
 
@@ -114,26 +116,32 @@ class Trial:
 
         return env_spec(self.env, act)
 
+    @functools.cached_property
+    def functions(self) -> tuple[str, ...]:
+        """What the environment has of `reset`, `step`, `stagger` and `carry_over`."""
+        hooks = (("stagger", SupportsStagger), ("carry_over", SupportsCarryOver))
+        return ("reset", "step", *(name for name, kind in hooks if isinstance(self.env, kind)))
+
     def trace(self, function: str) -> ClosedJaxpr:
-        """`reset` or `step` as JAX sees it, traced anew."""
-        spec = self.spec
-        if function == "reset":
-            return program_of(lambda key: spec.flatten(self.env.reset(key)), self.abstract_key)
-        return program_of(
-            lambda leaves, action: spec.flatten(self.env.step(spec.unflatten(leaves), action)),
-            spec.leaves,
-            self.abstract_action,
-        )
+        """One of the functions as JAX sees it, traced anew."""
+        leaves, key = self.spec.leaves, self.abstract_key
+        arguments = {
+            "reset": (key,),
+            "step": (leaves, self.abstract_action),
+            "stagger": (leaves, key),
+            "carry_over": (leaves, leaves),
+        }
+        return program_of(_on_leaves(self.env, self.spec, function), *arguments[function])
 
     @functools.cached_property
     def programs(self) -> Programs:
-        """Both, traced once."""
-        return {function: self.trace(function) for function in ("reset", "step")}
+        """All of them, traced once."""
+        return {function: self.trace(function) for function in self.functions}
 
     @property
     def is_large(self) -> bool:
         """Whether it has too many operations to run them one by one."""
-        return sum(map(n_operations, self.programs.values())) > _LARGE
+        return sum(n_operations(self.programs[name]) for name in ("reset", "step")) > _LARGE
 
     # --- Compiled -------------------------------------------------------------------------
 
@@ -217,16 +225,40 @@ class Trial:
         action = self.row(self.middle_actions, jnp.int32(0))
         return state, action, self.step_one(state, action)
 
+    def example(self, function: str) -> Tree:
+        """Arguments of one of the functions."""
+        state, action, _ = self.single
+        if function == "reset":
+            return (self.keys[0],)
+        if function == "step":
+            return (state, action)
+        first = self.row(self.starts, jnp.int32(0))
+        return (first, self.keys[0]) if function == "stagger" else (state, first)
+
     @functools.cached_property
     def episodes(self) -> Episodes:
         """Some episodes under random actions."""
 
         def advance(state, ended, step):
             if np.any(ended):
+                self._first_end = self._first_end or (state, ended)
                 state = self.renew(jnp.asarray(ended), self.starts, state)
             return self.step_all(state, self.actions(step))
 
         return run_episodes(self.spec.paths, self.starts, advance, self.size.n_steps)
+
+    @functools.cached_property
+    def kept(self) -> tuple[EnvState, np.ndarray] | None:
+        """First states after the first ends, with what is carried over, and where it is.
+
+        `None` if nothing is carried over, or if no episode ended.
+        """
+        self.episodes  # noqa: B018 (it finds the first end)
+        batched = BatchedEnv(self.env, self.spec)
+        if self._first_end is None or not batched.carries_over:
+            return None
+        state, ended = self._first_end
+        return jax.jit(batched.carry_over)(state, self.starts), ended
 
     # --- Comparisons ----------------------------------------------------------------------
 
@@ -266,6 +298,18 @@ class Trial:
             if text:
                 return Difference(within + path, text)
         return None
+
+
+def _on_leaves(env: Env, spec: EnvSpec, function: str) -> Callable[..., list[Array]]:
+    """A function of an environment, from the leaves of states to those of another one."""
+    state_of = spec.unflatten
+    functions = {
+        "reset": env.reset,
+        "step": lambda leaves, action: env.step(state_of(leaves), action),
+        "stagger": lambda leaves, key: stagger(env, state_of(leaves), key),
+        "carry_over": lambda ended, fresh: carry_over(env, state_of(ended), state_of(fresh)),
+    }
+    return lambda *args: spec.flatten(functions[function](*args), function)
 
 
 @functools.partial(jax.jit, static_argnums=2)

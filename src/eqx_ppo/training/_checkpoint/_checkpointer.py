@@ -102,11 +102,22 @@ class Checkpointer:
         return max(known, key=lambda step: (known[step], step), default=None)
 
     def metadata(self, step: int | None = None) -> CheckpointMetadata:
-        """What is stored beside the arrays; by default of the newest sound checkpoint.
+        """What is stored beside the arrays.
+
+        **Arguments:**
+
+        - `step`: of which checkpoint, whatever has become of its arrays; by default the one
+            that `restore` takes.
 
         **Raises:** `CheckpointError`, as `restore` does.
         """
-        return self._reader.newest_sound(step, lambda step: self._reader.manifest(step).metadata)
+
+        def read(candidate: int) -> CheckpointMetadata:
+            if step is None:
+                self._reader.verify_arrays(candidate)
+            return self._reader.manifest(candidate).metadata
+
+        return self._reader.newest_sound(step, read)
 
     # --- Restoring ----------------------------------------------------------------------------
 
@@ -148,13 +159,19 @@ class Checkpointer:
         - `template`: a network of the same structure, with any weights.
         - `step`: which checkpoint; by default the newest one that is sound.
         """
+        return self.network_and_metadata(template, step=step)[0]
+
+    def network_and_metadata(
+        self, template: StatefulModule, *, step: int | None = None
+    ) -> tuple[StatefulModule, CheckpointMetadata]:
+        """The network, and what is stored beside it, of one and the same checkpoint."""
         arrays, remainder = split_network(template)
         leaves, treedef = jax.tree.flatten(arrays)
         wanted = NetworkTemplate.of(join_network(arrays, remainder), leaves)
 
-        def read(step: int) -> StatefulModule:
-            restored = self._reader.network(step, wanted)
-            return join_network(jax.tree.unflatten(treedef, restored), remainder)
+        def read(step: int) -> tuple[StatefulModule, CheckpointMetadata]:
+            restored = jax.tree.unflatten(treedef, self._reader.network(step, wanted))
+            return join_network(restored, remainder), self._reader.manifest(step).metadata
 
         return self._reader.newest_sound(step, read)
 
@@ -184,13 +201,16 @@ class Checkpointer:
         **Arguments:**
 
         - `state`: the training state, from outside compiled code.
-        - `steps`: the name of the checkpoint: environment steps that were done. A checkpoint
-            of that name is set aside.
+        - `steps`: the name of the checkpoint: environment steps that were done, at least 0. A
+            checkpoint of that name is set aside.
         - `metrics`: in which `best_metric` is looked up.
         - `run`: what else to store about the run.
 
         **Raises:** `CheckpointError` if it cannot be written; the next save tries anew.
+        `ValueError` for negative steps.
         """
+        if steps < 0:
+            raise ValueError(f"`steps` must be at least 0, but got {steps}.")
         template = self._template(state)
         network = pack(template.network.paths, template.network.leaves)
         rest = pack(template.paths, template.leaves)
@@ -230,13 +250,10 @@ class Checkpointer:
     ) -> None:
         self.close()
 
-    def begin(self, continues_at: int | None) -> None:
-        """Makes the directory ready for a run, before anything is computed.
+    def check_writable(self) -> None:
+        """Makes the directory if it is not there, and writes to it.
 
-        Checkpoints of another course of events, which are all for a new run, and those later
-        than `continues_at` for a continued one, are set aside.
-
-        **Raises:** `CheckpointError` if the directory cannot be written to.
+        **Raises:** `CheckpointError` if that cannot be done.
         """
         self.close()
         try:
@@ -249,6 +266,13 @@ class Checkpointer:
                 f"Checkpoints cannot be written to `{self.directory}`: {error}. Choose a folder "
                 "that you may write to."
             ) from error
+
+    def begin(self, continues_at: int | None) -> None:
+        """Makes room for the checkpoints of a run, when nothing can refuse it any more.
+
+        Checkpoints of another course of events, which are all for a new run, and those later
+        than `continues_at` for a continued one, are set aside.
+        """
         others = [step for step in self.steps() if continues_at is None or step > continues_at]
         if others:
             self._set_aside(others)

@@ -11,6 +11,8 @@ import platform
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple, Protocol, Self, final, runtime_checkable
 
+import numpy as np
+
 from eqx_ppo._typing import Tree
 from eqx_ppo.envs import Env
 from eqx_ppo.training._checkpoint._errors import CheckpointError, DamagedCheckpointError
@@ -29,7 +31,8 @@ class RunRecord:
     **Arguments:**
 
     - `config`: the settings, by `config_to_json`.
-    - `environment`: the classes of the environment, outermost first, and its backend.
+    - `environment`: the classes of the environment, outermost first; the numbers and strings
+        among their fields, where they are dataclasses; and the backend of the physics.
     - `metrics`: the last value of every metric.
     - `eval_history`: all evaluations so far.
     - `invalid`: the invalid steps of the last iterations.
@@ -88,7 +91,11 @@ class Manifest(NamedTuple):
         if not isinstance(data, Mapping) or data.keys() != {"digest", "checkpoint"}:
             raise DamagedCheckpointError("its metadata is not that of a checkpoint")
         fields = data["checkpoint"]
-        if data["digest"] != _digest(_dump(fields)):
+        try:
+            is_the_same = data["digest"] == _digest(_dump(fields))
+        except (ValueError, RecursionError):  # NaN, or nested deeper than can be written
+            is_the_same = False
+        if not is_the_same:
             raise DamagedCheckpointError("its metadata has changed on disk")
         version = fields.pop("format")
         if version != _FORMAT:
@@ -139,21 +146,43 @@ class _HasConfig(Protocol):
 
 
 def describe_environment(env: Env) -> dict[str, Tree]:
-    """The classes of an environment, outermost first, and the backend of the physics.
+    """What an environment is made of, as JSON takes it.
 
-    The backend is `None` for an environment that names none; of MuJoCo Playground it is
-    `impl`.
+    **Returns:** `classes`, outermost first; `settings`, the numbers and strings among the
+    fields of those that are dataclasses, by class; and `backend`, that of the physics, which is
+    `None` for an environment that names none and `impl` of MuJoCo Playground.
     """
-    classes = [type(env).__name__]
+    layers = [env]
     while isinstance(env, _Wraps):
         env = env.env
-        classes.append(type(env).__name__)
+        layers.append(env)
+    classes = [type(layer).__name__ for layer in layers]
+    settings: dict[str, Tree] = {}
+    for index, (name, layer) in enumerate(zip(classes, layers, strict=True)):
+        found = _plain_fields(layer)
+        if found:  # of several of one class the inner ones are numbered
+            settings[f"{name}.{index}" if name in settings else name] = found
     backend = None
     if isinstance(env, _NamesBackend):
         backend = str(env.backend)
     elif isinstance(env, _HasConfig) and "impl" in env._config:
         backend = str(env._config["impl"])
-    return {"classes": classes, "backend": backend}
+    return {"classes": classes, "settings": settings, "backend": backend}
+
+
+def _plain_fields(env: Env) -> dict[str, Tree]:
+    """The numbers and strings that a dataclass was made from."""
+    if not dataclasses.is_dataclass(env):
+        return {}
+    plain: dict[str, Tree] = {}
+    for field in dataclasses.fields(env):
+        try:
+            value = getattr(env, field.name)
+        except AttributeError:  # a class whose own `__init__` leaves it out
+            continue
+        if isinstance(value, str | int | float | np.number | np.bool_):
+            plain[field.name] = _finite(value.item() if isinstance(value, np.generic) else value)
+    return plain
 
 
 # --- Strict JSON --------------------------------------------------------------------------

@@ -71,21 +71,21 @@ def unpack(packed: Packed, templates: Sequence[Array | jax.ShapeDtypeStruct | No
 
     **Raises:** `DamagedCheckpointError` if bytes are missing or have changed.
     """
-    expected = sum(leaf.size for leaf in packed.leaves)
-    if packed.buffer.size != expected:
-        raise DamagedCheckpointError(
-            f"its arrays should take {expected} bytes, but there are {packed.buffer.size}"
-        )
-    start, arrays = 0, []
-    for leaf, template in zip(packed.leaves, templates, strict=True):
-        part = packed.buffer[start : start + leaf.size]
-        start += leaf.size
-        if template is None:
-            continue
-        if _digest(part) != leaf.digest:
-            raise DamagedCheckpointError(f"the bytes of `{leaf.path}` have changed on disk")
-        arrays.append(_array(part, leaf, template))
+    arrays = []
+    for leaf, part, template in zip(packed.leaves, _parts(packed), templates, strict=True):
+        if template is not None:
+            _verify(leaf, part)
+            arrays.append(_array(part, leaf, template))
     return arrays
+
+
+def verify(packed: Packed) -> None:
+    """Looks at all bytes.
+
+    **Raises:** `DamagedCheckpointError` if some are missing or have changed.
+    """
+    for leaf, part in zip(packed.leaves, _parts(packed), strict=True):
+        _verify(leaf, part)
 
 
 def is_key(leaf: Array | jax.ShapeDtypeStruct) -> bool:
@@ -96,6 +96,22 @@ def is_key(leaf: Array | jax.ShapeDtypeStruct) -> bool:
 @functools.cache
 def _is_key_dtype(dtype: Tree) -> bool:
     return jnp.issubdtype(dtype, jax.dtypes.prng_key)
+
+
+def _parts(packed: Packed) -> list[np.ndarray]:
+    """The bytes of each array."""
+    expected = sum(leaf.size for leaf in packed.leaves)
+    if packed.buffer.size != expected:
+        raise DamagedCheckpointError(
+            f"its arrays should take {expected} bytes, but there are {packed.buffer.size}"
+        )
+    ends = np.cumsum([leaf.size for leaf in packed.leaves], dtype=np.int64)
+    return np.split(packed.buffer, ends[:-1]) if packed.leaves else []
+
+
+def _verify(leaf: PackedLeaf, part: np.ndarray) -> None:
+    if _digest(part) != leaf.digest:
+        raise DamagedCheckpointError(f"the bytes of `{leaf.path}` have changed on disk")
 
 
 def _words(array: Array) -> Array:

@@ -16,7 +16,7 @@ from eqx_ppo.training._checkpoint._errors import (
 )
 from eqx_ppo.training._checkpoint._fingerprint import first_differences
 from eqx_ppo.training._checkpoint._metadata import Manifest
-from eqx_ppo.training._checkpoint._pack import Packed, PackedLeaf, unpack
+from eqx_ppo.training._checkpoint._pack import Packed, PackedLeaf, unpack, verify
 from eqx_ppo.training._checkpoint._store import (
     BufferName,
     complete_steps,
@@ -85,6 +85,19 @@ class Reader:
     def manifest(self, step: int) -> Manifest:
         """What a checkpoint holds."""
         return Manifest.from_json(read_metadata(self.directory, step))
+
+    def verify_arrays(self, step: int) -> None:
+        """Compares all bytes with their digests.
+
+        **Raises:** `DamagedCheckpointError` if some are missing or have changed.
+        """
+        manifest = self.manifest(step)
+        buffers: tuple[tuple[BufferName, list[PackedLeaf]], ...] = (
+            ("network", manifest.network),
+            ("rest", manifest.rest),
+        )
+        for name, leaves in buffers:
+            verify(Packed(read_buffer(self.directory, step, name), leaves))
 
     def network(self, step: int, wanted: NetworkTemplate) -> list[Array]:
         """The arrays of the network.

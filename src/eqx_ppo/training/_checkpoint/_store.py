@@ -68,7 +68,7 @@ def read_metadata(directory: Path, step: int) -> Tree:
     content = _read(directory, step, _METADATA)
     try:
         return json.loads(content.decode())
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise DamagedCheckpointError(f"its `{_METADATA}` is not JSON ({error})") from error
 
 

@@ -10,7 +10,7 @@ import tyro
 from eqx_ppo._typing import Tree
 from eqx_ppo.algorithms import EvalConfig, PPOConfig
 from eqx_ppo.training._cli._errors import told_in_one_line
-from eqx_ppo.training._cli._flags import apply, fill, form_of, parse
+from eqx_ppo.training._cli._flags import apply, fill, form_of, optional_flag, parse
 from eqx_ppo.training._config import TrainConfig
 from eqx_ppo.training._environments import EnvConfig
 from eqx_ppo.training._network_config import NetworkConfig
@@ -43,7 +43,7 @@ def _part(form: Tree, *, flat: bool = False) -> tuple[Tree, Tree]:
 _SWITCH = tyro.conf.FlagCreatePairsOff
 _PLACE = tyro.conf.Positional
 _RUN = _flag(Path, "the run folder", _PLACE, metavar="RUN")
-_STEP = _flag(int | None, "of the checkpoint; the last one where none is given")
+_STEP = _flag(optional_flag(int), "of the checkpoint; the last one where none is given")
 
 _PARTS = {
     "env": form_of(EnvConfig, leave_out=("name",)),
@@ -63,7 +63,7 @@ TRAIN: Tree = _form(
         ("preset", _flag(bool, "begin with the published settings for ENV", _SWITCH), False),
         ("out", _flag(Path | None, "the run folder; runs/ENV-NETWORK-SEED by default"), None),
         ("resume", _flag(bool, "go on with the run in the folder", _SWITCH), False),
-        ("overwrite", _flag(bool, "delete the run in the folder", _SWITCH), False),
+        ("overwrite", _flag(bool, "replace the run in the folder", _SWITCH), False),
         *((name, *_part(form, flat=name in _FLAT)) for name, form in _PARTS.items()),
     ],
 )
@@ -87,7 +87,15 @@ PLOT: Tree = _form(
     "Draws learning curves. Runs that differ only in their seed become one curve with a band.",
     [
         ("runs", _flag(tuple[Path, ...], "run folders", _PLACE, metavar="RUN...")),
-        ("out", _flag(Path | None, "the picture; RUN/plots/learning_curves.png by default"), None),
+        (
+            "out",
+            _flag(
+                Path | None,
+                "the picture; RUN/plots/learning_curves.png by default, and for several runs "
+                "plots/learning_curves.png here, unless it exists",
+            ),
+            None,
+        ),
         ("options", *_part(_CURVES_PART, flat=True)),
     ],
 )

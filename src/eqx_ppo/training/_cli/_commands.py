@@ -5,37 +5,40 @@ import json
 import math
 import re
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
-from typing import final
 
 import equinox as eqx
 import jax
 
 from eqx_ppo.algorithms import evaluate
-from eqx_ppo.envs import Env
 from eqx_ppo.training._checkpoint import Checkpointer
 from eqx_ppo.training._cli._arguments import (
     EVAL,
     LIST,
     VIDEO,
-    TrainRequest,
     read_on_run,
     read_plot,
     read_train,
+)
+from eqx_ppo.training._cli._beginning import (
+    FolderNotes,
+    folder_of,
+    steps_to_resume,
+    undone_if_empty,
 )
 from eqx_ppo.training._cli._errors import CommandError, told_in_one_line
 from eqx_ppo.training._cli._flags import parse
 from eqx_ppo.training._environments import SOURCES
 from eqx_ppo.training._plots import plot_learning_curves
 from eqx_ppo.training._presets import preset_names
-from eqx_ppo.training._run_config import RunConfig
 from eqx_ppo.training._run_folder import RunFolder
-from eqx_ppo.training._sinks import JSONLinesSink, RunInfo, Sink
+from eqx_ppo.training._sinks import JSONLinesSink
 from eqx_ppo.training._stops import TrainingInterrupted
 from eqx_ppo.training._train import train_ppo
 from eqx_ppo.training._video import VideoRecorder, record_video, use_headless_rendering
 
+_CURVES = "learning_curves.png"
 INTERRUPTED = 130  # the exit status of a program that Ctrl-C ended
 
 
@@ -47,19 +50,22 @@ def train(command: str, arguments: Sequence[str]) -> int:
     with told_in_one_line():
         env, eval_env = config.env.make_env(), config.env.make_eval_env()
         network = config.make_network(env)
-        folder = _folder(request)
-    recorder = VideoRecorder(eval_env, folder.videos, config.video)
-    notes = _FolderNotes(folder, config, env)
+        folder, replaced = folder_of(request)
+        done = steps_to_resume(request, folder)
+    notes = FolderNotes(folder, config, env, replaced)
     print(f"Run folder: {folder.path}", flush=True)
-    with Checkpointer(folder.checkpoints) as checkpointer:
-        done = checkpointer.latest() if request.resume else None
+    with (
+        Checkpointer(folder.checkpoints) as checkpointer,
+        undone_if_empty(notes, request, checkpointer),
+    ):
+        recorder = VideoRecorder(eval_env, folder.videos, config.video, latest=done or 0)
         try:
             result = train_ppo(
                 env,
                 network,
                 config.train,
                 eval_env=eval_env,
-                sinks=[notes, JSONLinesSink(folder.metrics_file, overwrite=done is None)],
+                sinks=[JSONLinesSink(folder.metrics_file, overwrite=done is None), notes],
                 checkpointer=checkpointer,
                 checkpoint_fn=None if config.video.every_steps is None else recorder,
                 resume_from=None if done is None else checkpointer,
@@ -68,11 +74,9 @@ def train(command: str, arguments: Sequence[str]) -> int:
             steps = interrupted.result.total_steps
             print(f"Interrupted after {steps:,} steps, which are saved. Go on with `--resume`.")
             return INTERRUPTED
-        except (TypeError, ValueError) as error:
+        except (OSError, TypeError, ValueError) as error:
             if notes.has_begun:
                 raise
-            if not request.resume:
-                folder.delete()
             raise CommandError(str(error)) from error  # settings that do not fit the environment
     print(f"Finished after {result.total_steps:,} steps.")
     return 0
@@ -83,6 +87,8 @@ def eval_(command: str, arguments: Sequence[str]) -> int:
     use_headless_rendering()
     filled, folder, options = read_on_run(EVAL, command, arguments, lambda run: run.train.eval)
     with told_in_one_line():
+        if not 0 <= filled.seed < 2**32:
+            raise ValueError(f"`--seed` must be at least 0 and below 2**32, but got {filled.seed}.")
         policy = folder.load_policy(filled.step)
     key = jax.random.key(filled.seed)
     metrics = eqx.filter_jit(evaluate)(policy.env, policy.network, options, key)
@@ -102,13 +108,13 @@ def plot(command: str, arguments: Sequence[str]) -> int:
     """`eqx-ppo plot`."""
     filled, options = read_plot(command, arguments)
     with told_in_one_line():
-        folders = [RunFolder.open(path) for path in filled.runs]
+        runs: dict[Path, Path] = {}
+        for path in filled.runs:
+            runs.setdefault(path.resolve(), path)  # each once
+        folders = [RunFolder.open(path) for path in runs.values()]
         if not folders:
             raise ValueError(f"There is nothing to draw. Name a run folder: `{command} RUN`.")
-        path = filled.out
-        if path is None:
-            alone = len(folders) == 1
-            path = (folders[0].plots if alone else Path("plots")) / "learning_curves.png"
+        path = filled.out or _picture(folders)
         path = plot_learning_curves(_by_settings(folders), path, options)
     print(path)
     return 0
@@ -155,49 +161,37 @@ def _natural(item: tuple[str, float]) -> list[str | int]:
     return [int(part) if part.isdigit() else part for part in re.split(r"(\d+)", item[0])]
 
 
-def _folder(request: TrainRequest) -> RunFolder:
-    """The folder of a run that begins or goes on."""
-    if request.resume:
-        return RunFolder.open(request.out)
-    return RunFolder.create(request.out, request.config, overwrite=request.overwrite)
-
-
-@final
-class _FolderNotes(Sink):
-    """Writes down with what a run begins, when its checkpoint has been found to fit.
-
-    A run that is continued with settings that do not fit it leaves its folder as it was.
-    `has_begun` tells whether the run got as far as its first row.
-    """
-
-    def __init__(self, folder: RunFolder, config: RunConfig, env: Env):
-        self._folder, self._config, self._env = folder, config, env
-        self.has_begun = False
-
-    def start(self, run: RunInfo) -> None:
-        self._folder.write_config(self._config)
-        self._folder.note_start(self._env, run.resumed_at or 0)
-
-    def write(self, metrics: Mapping[str, float], steps: int) -> None:
-        self.has_begun = True
-
-    def close(self) -> None:
-        """Nothing is open."""
+def _picture(folders: list[RunFolder]) -> Path:
+    """Where learning curves are drawn if nothing is said about it."""
+    if len(folders) == 1:
+        return folders[0].plots / _CURVES
+    path = Path("plots") / _CURVES
+    if path.exists():
+        raise FileExistsError(f"`{path}` exists. Say by `--out` where to draw several runs.")
+    return path
 
 
 def _by_settings(folders: list[RunFolder]) -> dict[str, list[Path]]:
-    """The runs that differ only in their seed, under one label."""
+    """The runs that differ only in their seed, under one label.
+
+    Where two of them have the same seed, they are no sample over seeds: each is a curve then.
+    """
     groups: dict[str, list[RunFolder]] = defaultdict(list)
     for folder in folders:
         config = folder.read_config()
         train = dataclasses.replace(config.train, seed=0)
         settings = dataclasses.replace(config, train=train).to_json()
         groups[json.dumps(settings, sort_keys=True)].append(folder)
-    labels: dict[str, list[Path]] = {}
+    curves: list[list[RunFolder]] = []
     for members in groups.values():
-        name = members[0].path.name
+        seeds = {member.read_config().train.seed for member in members}
+        curves += [members] if len(seeds) == len(members) else [[member] for member in members]
+    labels: dict[str, list[Path]] = {}
+    for members in curves:
+        first = members[0].path
+        name = first.name
         if len(members) > 1:
             name = name.removesuffix(f"-{members[0].read_config().train.seed}")
-        label = str(members[0].path) if name in labels else name
-        labels[label] = [member.path for member in members]
+        free = (label for label in (name, str(first), str(first.resolve())) if label not in labels)
+        labels[next(free)] = [member.path for member in members]
     return labels

@@ -116,8 +116,8 @@ def _flag_type(hint: Tree) -> Tree:
         return tuple[get_args(hint)[0], ...]
     for kind in (tuple, float, int, str):  # a number also stands for an array or a schedule
         matching = [part for part in parts if (get_origin(part) or part) is kind]
-        if matching and kind in (float, int) and optional:
-            return Annotated[kind | None, _optional(kind)]
+        if matching and kind is not tuple and optional:
+            return optional_flag(kind)
         if matching:
             return matching[0] | None if optional else matching[0]
     return hint
@@ -136,12 +136,14 @@ def _spec(
     )
 
 
-def _optional(kind: type) -> PrimitiveConstructorSpec:
-    return _spec(
+def optional_flag(kind: type) -> Tree:
+    """The type of a flag whose value may be `none`."""
+    spec = _spec(
         f"{kind.__name__.upper()}|none",
         lambda word: None if word.lower() == "none" else kind(word),
         lambda value: "none" if value is None else str(value),
     )
+    return Annotated[kind | None, spec]
 
 
 def _parse_level(word: str) -> LoggingLevel:

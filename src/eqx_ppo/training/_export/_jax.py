@@ -21,6 +21,8 @@ from eqx_ppo.training._export._artifact import (
 )
 from eqx_ppo.training._export._program import BatchSize, make_program
 
+_PLATFORMS = frozenset({"cpu", "cuda", "rocm", "tpu"})
+
 
 @typed
 def export_policy(
@@ -55,13 +57,14 @@ def export_policy(
     - `batch_size`: `None` for a single environment without a batch axis; a number; or
         `"any"`, where every row is an environment by itself and `init` takes one key for each,
         `uint32[b, 2]`.
-    - `platforms`: those that the functions run on, as JAX names them.
+    - `platforms`: those that the functions run on, of `"cpu"`, `"cuda"`, `"rocm"` and `"tpu"`.
 
     **Raises:** `FileExistsError` if there is something at `path`, and `ValueError` for what
     cannot be exported, such as modules that call back into Python; nothing is written then.
     """
     path = Path(path)
     check_free(path)
+    _check_platforms(platforms)
     program = make_program(_on_one_device(policy), obs, batch_size)
     files = {
         "init.jax": _serialize("init", program.init, platforms, program.key),
@@ -82,6 +85,14 @@ def export_policy(
         "usage": _usage(path.name, program.obs, program.done, batch_size),
     }
     write_folder(path, files, description)
+
+
+def _check_platforms(platforms: Sequence[str]) -> None:
+    if isinstance(platforms, str) or not platforms or not _PLATFORMS.issuperset(platforms):
+        raise ValueError(
+            f"`platforms` must be a sequence of some of {sorted(_PLATFORMS)}, such as "
+            f'`("cpu", "cuda")`, but got `{platforms!r}`.'
+        )
 
 
 def _serialize(

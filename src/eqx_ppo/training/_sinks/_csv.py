@@ -130,18 +130,32 @@ def _keep_until(path: Path, step: int) -> tuple[list[str], float]:
     """Cuts off rows after a step and a half-written last line; columns, and seconds so far."""
     with path.open("rb") as file:
         header = file.readline()
-        columns = next(csv.reader([header.decode()]), []) if header.endswith(b"\n") else []
+        text = header.decode(errors="replace")
+        columns = next(csv.reader([text]), []) if header.endswith(b"\n") else []
         if columns[:2] != [STEPS, SECONDS] and header.endswith(b"\n"):
             raise ValueError(
                 f"`{path}` is not a table of metrics: expected a header that begins with "
                 f"`{STEPS},{SECONDS}`, but got {header[:60]!r}."
             )
         end, seconds = len(header) if columns else 0, 0.0
-        for line in file:
-            cells = line.split(b",", 2)
-            if not line.endswith(b"\n") or int(cells[0]) > step:
+        for number, line in enumerate(file, start=2):
+            if not line.endswith(b"\n"):
                 break
-            end += len(line)
-            seconds = float(cells[1])
+            steps, now = _first_cells(line, number, path)
+            if steps > step:
+                break
+            end, seconds = end + len(line), now
     os.truncate(path, end)
     return columns, seconds
+
+
+def _first_cells(line: bytes, number: int, path: Path) -> tuple[int, float]:
+    """Steps and seconds of a complete line."""
+    try:
+        steps, seconds = line.split(b",", 2)[:2]
+        return int(steps), float(seconds)
+    except ValueError as error:
+        raise ValueError(
+            f"Line {number} of `{path}` is not a row of metrics: expected it to begin with a whole "
+            f"number `{STEPS}` and a number `{SECONDS}`, but got {line[:60]!r}."
+        ) from error

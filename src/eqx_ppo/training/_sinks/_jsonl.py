@@ -74,13 +74,19 @@ def parse_row(line: bytes, number: int, path: Path) -> dict[str, float | None]:
     """
     try:
         row = json.loads(line)
-    except ValueError:
+    except (ValueError, RecursionError):
         row = None
     if not isinstance(row, dict) or not isinstance(row.get(STEPS), int):
         raise ValueError(
             f"Line {number} of `{path}` is not a row of metrics: expected a JSON object with "
             f"a whole number `{STEPS}`, but got {line[:60]!r}."
         )
+    for name, value in row.items():
+        if value is not None and not isinstance(value, int | float):
+            raise ValueError(
+                f"Line {number} of `{path}` is not a row of metrics: expected a number or `null` "
+                f"for `{name}`, but got {json.dumps(value)[:60]}."
+            )
     return row
 
 
