@@ -5,6 +5,7 @@ import pytest
 
 from eqx_ppo import envs
 from eqx_ppo.envs import ActionRepeatWrapper, EpisodeWrapper, State
+from tests.helpers.broken_envs import WritesInfo
 from tests.helpers.envs import DictEnv, ScriptedEnv
 
 
@@ -194,3 +195,11 @@ def test_stagger_reaches_the_wrapped_environment():
 def test_bad_repeats(repeats, error):
     with pytest.raises(error, match="`repeats` must be"):
         ActionRepeatWrapper(envs.Pendulum(), repeats)
+
+
+def test_steps_that_are_not_taken_leave_no_trace_in_info():
+    """The environment writes its energy into the state that it is given: 1 per step, for 2."""
+    env = ActionRepeatWrapper(WritesInfo(length=2), 4)
+    state = jax.jit(env.step)(jax.jit(env.reset)(jax.random.key(0)), jnp.ones(1, jnp.float32))
+    assert bool(state.done)
+    assert float(state.info["energy"]) == 2.0

@@ -77,7 +77,8 @@ class ActionRepeatWrapper(Wrapper):
 
     def step(self, state: _typing.EnvState, action: Tree) -> _typing.EnvState:
         def once(inner):
-            inner = jax.tree.map(_strong, self.env.step(inner, action))
+            given = jax.tree.map(lambda leaf: leaf, inner)  # a step may write into its dictionaries
+            inner = jax.tree.map(_strong, self.env.step(given, action))
             return inner, self._totals(inner)
 
         def again(carry, _):
