@@ -532,12 +532,18 @@ def test_a_save_that_fails_does_not_end_the_run(tmp_path, monkeypatch):
 
 # --- Ctrl-C ---------------------------------------------------------------------------------
 
-in_main_thread = pytest.mark.skipif(
-    threading.current_thread() is not threading.main_thread(), reason="signals need it"
-)
+
+@pytest.fixture
+def ctrl_c():
+    """Python's own handler of SIGINT, which a job in the background of a shell ignores."""
+    if threading.current_thread() is not threading.main_thread():
+        pytest.skip("signals need the main thread")
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
 
 
-@in_main_thread
+@pytest.mark.usefixtures("ctrl_c")
 def test_ctrl_c_saves_and_ends(tmp_path, capfd):
     """The iterations that run are finished; what follows is the uninterrupted run."""
     whole = train_ppo(SCRIPTED, network(), config()).training_state
@@ -554,7 +560,7 @@ def test_ctrl_c_saves_and_ends(tmp_path, capfd):
     assert_same(resumed.training_state, whole)
 
 
-@in_main_thread
+@pytest.mark.usefixtures("ctrl_c")
 def test_what_ctrl_c_raises_has_the_result():
     with pytest.raises(KeyboardInterrupt) as caught:
         train_ppo(SCRIPTED, network(), config(), log_fn=Log(at=32, action=interrupt))
@@ -566,7 +572,7 @@ def test_what_ctrl_c_raises_has_the_result():
     assert_same(rest.training_state, whole)
 
 
-@in_main_thread
+@pytest.mark.usefixtures("ctrl_c")
 def test_ctrl_c_is_heard_at_the_very_end_too(tmp_path):
     """What follows `train_ppo` in a script is not to go on."""
     checkpointer = Checkpointer(tmp_path, keep=None)
@@ -583,7 +589,7 @@ def test_ctrl_c_is_heard_at_the_very_end_too(tmp_path):
     assert not (tmp_path / "set_aside").exists()
 
 
-@in_main_thread
+@pytest.mark.usefixtures("ctrl_c")
 def test_ctrl_c_twice_ends_at_once(tmp_path):
     def twice():
         interrupt()
@@ -603,14 +609,11 @@ def test_ctrl_c_twice_ends_at_once(tmp_path):
     assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
 
 
-@in_main_thread
+@pytest.mark.usefixtures("ctrl_c")
 def test_a_handler_of_the_program_stays():
     seen = []
     signal.signal(signal.SIGINT, lambda number, frame: seen.append(number))
-    try:
-        result = train_ppo(SCRIPTED, network(), config(), log_fn=Log(at=96, action=interrupt))
-    finally:
-        signal.signal(signal.SIGINT, signal.default_int_handler)
+    result = train_ppo(SCRIPTED, network(), config(), log_fn=Log(at=96, action=interrupt))
     assert seen
     assert result.total_iterations == 7
 
