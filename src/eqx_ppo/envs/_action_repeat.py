@@ -5,16 +5,14 @@ from typing import final
 
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array, PRNGKeyArray
+from jaxtyping import Array
 
 from eqx_ppo import _typing
 from eqx_ppo._tree import is_floating, replace, strong_type
 from eqx_ppo._typing import Tree
 from eqx_ppo.envs._protocol import episode_end
 from eqx_ppo.envs._wrappers import (
-    Wrapper,
-    carry_over,
-    stagger,
+    RewritingWrapper,
     with_entries,
     without_entries,
 )
@@ -26,7 +24,7 @@ ACTION_REPEAT_ENTRIES = (_LAST, _INNER)
 
 @final
 @dataclasses.dataclass(frozen=True, eq=False)
-class ActionRepeatWrapper(Wrapper):
+class ActionRepeatWrapper(RewritingWrapper):
     """Takes `repeats` steps of the wrapped environment with each action.
 
     The reward is the sum over those steps; everything else is what the last one returned. So
@@ -72,9 +70,6 @@ class ActionRepeatWrapper(Wrapper):
                 f"`repeats` must be at least 1, but got {self.repeats}. Each action needs a step."
             )
 
-    def reset(self, key: PRNGKeyArray) -> _typing.EnvState:
-        return self._start(self.env.reset(key))
-
     def step(self, state: _typing.EnvState, action: Tree) -> _typing.EnvState:
         def once(inner):
             given = jax.tree.map(lambda leaf: leaf, inner)  # a step may write into its dictionaries
@@ -92,16 +87,6 @@ class ActionRepeatWrapper(Wrapper):
         # The first step settles the dtypes, which may be others than those of `reset`.
         first = once(self._inner_state(state))
         return self._outer_state(*jax.lax.scan(again, first, length=self.repeats - 1)[0])
-
-    def stagger(self, state: _typing.EnvState, key: PRNGKeyArray) -> _typing.EnvState:
-        """Staggers the wrapped environment."""
-        return self._start(stagger(self.env, self._inner_state(state), key))
-
-    def carry_over(self, ended: _typing.EnvState, fresh: _typing.EnvState) -> _typing.EnvState:
-        """Lets the wrapped environment keep something."""
-        start = self._inner_state(fresh)
-        kept = carry_over(self.env, self._inner_state(ended), start)
-        return fresh if kept is start else self._start(kept)
 
     def _start(self, inner: _typing.EnvState) -> _typing.EnvState:
         return self._outer_state(inner, self._totals(inner))

@@ -8,15 +8,13 @@ from typing import final
 
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array, PRNGKeyArray
+from jaxtyping import Array
 
 from eqx_ppo import _typing
 from eqx_ppo._tree import can_hold, replace, strong_type
 from eqx_ppo._typing import Tree
 from eqx_ppo.envs._wrappers import (
-    Wrapper,
-    carry_over,
-    stagger,
+    RewritingWrapper,
     with_entries,
     without_entries,
 )
@@ -28,7 +26,7 @@ FRAME_STACK_ENTRIES = (_NEWEST, _NEWEST_INNER)
 
 @final
 @dataclasses.dataclass(frozen=True, eq=False)
-class FrameStackWrapper(Wrapper):
+class FrameStackWrapper(RewritingWrapper):
     """Shows the last `n_frames` observations at once.
 
     Every leaf of the observation is joined along its last axis, the oldest frame first: leaves
@@ -79,9 +77,6 @@ class FrameStackWrapper(Wrapper):
                 "number of features, or the shape, of each leaf."
             ) from error
 
-    def reset(self, key: PRNGKeyArray) -> _typing.EnvState:
-        return self._start(self.env.reset(key))
-
     def step(self, state: _typing.EnvState, action: Tree) -> _typing.EnvState:
         inner = self.env.step(self._inner_state(state), action)
 
@@ -90,16 +85,6 @@ class FrameStackWrapper(Wrapper):
             return jnp.concatenate([stack[..., frame.shape[-1] :], frame], axis=-1)
 
         return self._outer_state(inner, jax.tree.map(push, state.obs, inner.obs))
-
-    def stagger(self, state: _typing.EnvState, key: PRNGKeyArray) -> _typing.EnvState:
-        """Staggers the wrapped environment; all frames are its observation then."""
-        return self._start(stagger(self.env, self._inner_state(state), key))
-
-    def carry_over(self, ended: _typing.EnvState, fresh: _typing.EnvState) -> _typing.EnvState:
-        """Lets the wrapped environment keep something; no frame of the last episode stays."""
-        start = self._inner_state(fresh)
-        kept = carry_over(self.env, self._inner_state(ended), start)
-        return fresh if kept is start else self._start(kept)
 
     def _start(self, inner: _typing.EnvState) -> _typing.EnvState:
         def repeat(frame):
@@ -124,7 +109,7 @@ DELAY_ENTRIES = (_QUEUE, _QUEUE_INNER)
 
 @final
 @dataclasses.dataclass(frozen=True, eq=False)
-class ObservationDelayWrapper(Wrapper):
+class ObservationDelayWrapper(RewritingWrapper):
     """Shows the observation of `delay` steps ago.
 
     Until the episode is that old, the observation is `initial_value` or, without one, the
@@ -170,9 +155,6 @@ class ObservationDelayWrapper(Wrapper):
         if not math.isfinite(value):
             raise ValueError(f"`initial_value` must be finite, but got {value}.")
 
-    def reset(self, key: PRNGKeyArray) -> _typing.EnvState:
-        return self._start(self.env.reset(key))
-
     def step(self, state: _typing.EnvState, action: Tree) -> _typing.EnvState:
         inner = self.env.step(self._inner_state(state), action)
         queue = state.info[_QUEUE]
@@ -182,16 +164,6 @@ class ObservationDelayWrapper(Wrapper):
             return jnp.concatenate([frames[1:], jnp.asarray(frame)[None]])
 
         return self._outer_state(inner, oldest, jax.tree.map(push, queue, inner.obs))
-
-    def stagger(self, state: _typing.EnvState, key: PRNGKeyArray) -> _typing.EnvState:
-        """Staggers the wrapped environment; the queue is filled as after a reset."""
-        return self._start(stagger(self.env, self._inner_state(state), key))
-
-    def carry_over(self, ended: _typing.EnvState, fresh: _typing.EnvState) -> _typing.EnvState:
-        """Lets the wrapped environment keep something; nothing of the queue stays."""
-        start = self._inner_state(fresh)
-        kept = carry_over(self.env, self._inner_state(ended), start)
-        return fresh if kept is start else self._start(kept)
 
     def _start(self, inner: _typing.EnvState) -> _typing.EnvState:
         """The queue ends with the first observation, and shows what comes before it."""

@@ -82,6 +82,35 @@ class Wrapper(abc.ABC):
         return getattr(self.env, name)
 
 
+@dataclasses.dataclass(frozen=True, eq=False)
+class RewritingWrapper(Wrapper):
+    """The base of wrappers whose states look like none of the wrapped environment.
+
+    A subclass says how a state of the wrapped environment begins here, and gives back what the
+    wrapped environment returned. An episode that is staggered, or that keeps something of the
+    last one, begins anew in this wrapper.
+    """
+
+    @abc.abstractmethod
+    def _start(self, inner: _typing.EnvState) -> _typing.EnvState:
+        """A state of the wrapped environment, as the first one of an episode."""
+
+    @abc.abstractmethod
+    def _inner_state(self, state: _typing.EnvState) -> _typing.EnvState:
+        """The state that the wrapped environment returned last."""
+
+    def reset(self, key: PRNGKeyArray) -> _typing.EnvState:
+        return self._start(self.env.reset(key))
+
+    def stagger(self, state: _typing.EnvState, key: PRNGKeyArray) -> _typing.EnvState:
+        return self._start(stagger(self.env, self._inner_state(state), key))
+
+    def carry_over(self, ended: _typing.EnvState, fresh: _typing.EnvState) -> _typing.EnvState:
+        start = self._inner_state(fresh)
+        kept = carry_over(self.env, self._inner_state(ended), start)
+        return fresh if kept is start else self._start(kept)
+
+
 def stagger(env: Env, state: _typing.EnvState, key: PRNGKeyArray) -> _typing.EnvState:
     """`env.stagger(state, key)`, or `state` if `env` cannot be staggered."""
     return env.stagger(state, key) if isinstance(env, SupportsStagger) else state
