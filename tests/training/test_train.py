@@ -1,6 +1,7 @@
 """The host loop: what it calls when, and that how it is cut up changes nothing."""
 
 import dataclasses
+import itertools
 import json
 import time
 
@@ -15,6 +16,7 @@ from eqx_ppo import EvalConfig, LoggingLevel, PPOConfig, TrainConfig, train_ppo
 from eqx_ppo.algorithms import evaluate, new_training_state, ppo_step, split_network
 from eqx_ppo.envs import EpisodeWrapper, Pendulum
 from eqx_ppo.networks import Dense, Normalizer, Sequential
+from eqx_ppo.training import _loop
 from tests.algorithms.common import assert_close, assert_same, differ
 from tests.envs.test_five_ways import StrictState, Walk
 from tests.helpers.networks import CASES, SCRIPTED, heads
@@ -87,7 +89,11 @@ def test_what_is_logged_is_what_ppo_step_returns():
             np.testing.assert_allclose(row[name], value, rtol=1e-5, atol=1e-6)
 
 
-def test_throughput():
+@pytest.mark.parametrize("ready", [[None], [True], [False, True], [True, False]])
+def test_throughput(ready, monkeypatch):
+    if ready != [None]:  # when a call turns out to be finished is a matter of luck
+        answers = itertools.cycle(ready)
+        monkeypatch.setattr(_loop, "_is_ready", lambda array: next(answers))
     log = Log()
     started = time.perf_counter()
     train_ppo(

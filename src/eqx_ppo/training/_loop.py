@@ -64,8 +64,8 @@ class _Pending(NamedTuple):
     """Iterations whose metrics have not been fetched yet.
 
     - `copy`: of the state after them, where it is to be saved.
-    - `finished`: when they were finished, if that was before the call returned, as it is
-        where the environment runs on the host.
+    - `finished`: when they were finished, once that is known; with an environment on the host
+        it is when the call returns.
     """
 
     chunk: Chunk
@@ -153,6 +153,7 @@ class Run:
         """
         before, count = self._steps, self._iterations_to_next_stop()
         state, chunk = self._device.iterate(state, np.int32(count))
+        self._settle()  # first: of this call nothing may be noted before the end of the previous
         finished = time.perf_counter() if _is_ready(chunk.invalid) else None
         self._flush()  # the previous call, while this one runs
         self._steps += count * self._config.ppo.steps_per_iteration
@@ -194,21 +195,28 @@ class Run:
         self._clock += elapsed
         return metrics
 
+    def _settle(self) -> None:
+        """Waits for the iterations that are pending, and notes when they were finished."""
+        if self._pending is not None and self._pending.finished is None:
+            jax.block_until_ready(self._pending.chunk.invalid)
+            self._pending = self._pending._replace(finished=time.perf_counter())
+
     def _flush(self, evaluation: Callable[[], dict[str, float]] | None = None) -> None:
         """Fetches and logs finished iterations, and saves the state after them if that is due.
 
         An evaluation joins the last iteration.
         """
+        self._settle()
         if self._pending is None:
             return
         (metrics, invalid), first_step, count, copy, finished = self._pending
+        assert finished is not None
         self._pending = None
         rows = {name: np.asarray(values) for name, values in metrics.items()}
         counts = np.asarray(invalid)
-        now = time.perf_counter() if finished is None else finished
         per_iteration = self._config.ppo.steps_per_iteration
-        rate = count * per_iteration / (now - self._clock)
-        self._clock = now
+        rate = count * per_iteration / (finished - self._clock)
+        self._clock = finished
         evaluated: dict[str, float] | None = None
         for index in range(count):
             row = {name: float(values[index]) for name, values in rows.items()}
