@@ -1,16 +1,19 @@
 """A training loop that is let go on piece by piece.
 
 All three libraries train in a blocking function that calls back from time to time. Such a
-function runs here in a thread of its own, and its callback waits at a gate. So each library
-is timed in the very loop that its users run, and several of them can take turns.
+function runs here in a thread of its own, and its callback waits at a gate, where nothing that
+it has dispatched is left unfinished. So each library is timed in the very loop that its users
+run, and several of them can take turns.
 """
 
 import threading
 from collections.abc import Callable
 from typing import final
 
+import jax
+
 Train = Callable[[Callable[[], None]], None]
-"""Trains for ever, and calls its argument after every epoch, with nothing left in flight."""
+"""Trains for ever, and calls its argument after every epoch."""
 
 
 class _Stop(BaseException):
@@ -73,6 +76,7 @@ class GatedRunner:
             self._arrived.release()
 
     def _pause(self) -> None:
+        _wait_for_all()  # a loop may be ahead of its callbacks
         self._arrived.release()
         self._wait()
 
@@ -80,3 +84,8 @@ class GatedRunner:
         self._go.acquire()
         if self._stopping:
             raise _Stop
+
+
+def _wait_for_all() -> None:
+    """Waits for every array that is still being computed."""
+    jax.block_until_ready([array for array in jax.live_arrays() if not array.is_deleted()])

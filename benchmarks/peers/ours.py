@@ -89,14 +89,8 @@ class EqxPPO:
         )
 
         def train(pause: Callable[[], None]) -> None:
-            # `train_ppo` has nothing in flight when it hands out a state to be saved, but
-            # for the copy of that state.
-            def checkpoint(state, steps):
-                jax.block_until_ready(state)
-                pause()
-
             network = make_network(setting, sizes_of(env), seed)
-            train_ppo(env, network, config, checkpoint_fn=checkpoint)
+            train_ppo(env, network, config, checkpoint_fn=lambda state, steps: pause())
 
         return GatedRunner(train, setting.epoch_iterations)
 

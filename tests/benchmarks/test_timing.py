@@ -1,5 +1,6 @@
 import threading
 
+import jax
 import jax.numpy as jnp
 import pytest
 
@@ -88,6 +89,25 @@ def test_gate_lets_one_epoch_through_at_a_time():
     assert len(epochs) == 3
     runner.close()
     assert not epochs[0].is_alive()
+
+
+def test_nothing_is_left_running_at_the_gate():
+    @jax.jit
+    def long(matrix):
+        return jax.lax.fori_loop(0, 200, lambda _, m: jnp.tanh(m @ m), matrix)
+
+    started = []
+
+    def train(pause):
+        while True:
+            started.append(long(jnp.ones((256, 256))))
+            pause()
+
+    runner = GatedRunner(train, chunk=1)
+    for _ in range(3):
+        runner.run(1)
+        assert started[-1].is_ready()
+    runner.close()
 
 
 def test_gate_refuses_a_part_of_a_chunk():
