@@ -15,7 +15,7 @@ from eqx_ppo.algorithms._config import EvalConfig, LoggingLevel
 from eqx_ppo.algorithms._metrics import summarize
 from eqx_ppo.algorithms._replay import refresh
 from eqx_ppo.algorithms._rollout import batched_env
-from eqx_ppo.algorithms._step import Stepper, advance
+from eqx_ppo.algorithms._step import Stepper, StepState, advance
 from eqx_ppo.algorithms._transition import RolloutState
 from eqx_ppo.envs import CachedReset, Env, own_resets
 from eqx_ppo.networks import StatefulModule
@@ -136,7 +136,7 @@ def _start(
     n_envs: int,
     levels: LoggingLevel,
     keys: tuple[Array, Array],
-) -> tuple[Stepper, RolloutState]:
+) -> tuple[Stepper, StepState]:
     """Fresh environments and carries, and what steps them.
 
     They return to their first states, which costs nothing and counts for nothing.
@@ -148,10 +148,10 @@ def _start(
     strategy = own_resets(env, CachedReset())
     env_state, reset_state = strategy.start(batched, n_envs, reset_key)
     stepper = Stepper(batched, network, strategy, levels)
-    return stepper, RolloutState(env_state, network_state, reset_state, fresh)
+    return stepper, stepper.pack(RolloutState(env_state, network_state, reset_state, fresh))
 
 
-def _empty(stepper: Stepper, state: RolloutState) -> EvalResult:
+def _empty(stepper: Stepper, state: StepState) -> EvalResult:
     """The result before the first step, in the structure that its steps will have."""
 
     def recorded(state):

@@ -13,7 +13,7 @@ from eqx_ppo._typing import EnvState, KeyLike, Tree
 from eqx_ppo.algorithms._config import LoggingLevel
 from eqx_ppo.algorithms._replay import refresh
 from eqx_ppo.algorithms._rollout import batched_env
-from eqx_ppo.algorithms._step import Stepper, advance
+from eqx_ppo.algorithms._step import Stepper, StepState, advance
 from eqx_ppo.algorithms._transition import RolloutState
 from eqx_ppo.envs import Env, PooledReset, own_resets
 from eqx_ppo.networks import StatefulModule
@@ -73,7 +73,7 @@ def record_rollout(
 
     def step(state, time):
         next_state, transition, _ = advance(stepper, state, jax.random.fold_in(step_key, time))
-        seen = _single(stepper, state.env_state)
+        seen = _single(stepper, stepper.unpack(state).env_state)
         rows = (transition.network_output.actions, transition.rewards, transition.done)
         actions, rewards, done = jax.tree.map(lambda leaf: leaf[0], rows)
         return next_state, Recording(seen, actions, rewards, done, length=time)
@@ -98,14 +98,14 @@ def record_rollout(
 
 def _start(
     env: Env, network: StatefulModule, reset_key: Array, network_key: Array
-) -> tuple[Stepper, RolloutState]:
+) -> tuple[Stepper, StepState]:
     """A fresh environment and carry, and what steps them."""
     fresh, strategy = jnp.ones(1, jnp.bool_), own_resets(env, PooledReset())
     network_state = refresh(network, network.initialize_state(1, key=network_key), fresh)
     batched = batched_env(env, network, network_state, 1)
     env_state, reset_state = strategy.start(batched, 1, reset_key)
     stepper = Stepper(batched, network, strategy, LoggingLevel.NONE)
-    return stepper, RolloutState(env_state, network_state, reset_state, fresh)
+    return stepper, stepper.pack(RolloutState(env_state, network_state, reset_state, fresh))
 
 
 def _single(stepper: Stepper, env_state: EnvState) -> EnvState:

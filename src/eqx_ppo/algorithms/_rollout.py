@@ -113,7 +113,8 @@ def collect(
         return last, Rollout(transitions, state.network_state, state.fresh)
 
     keys = jax.random.split(key, length).reshape(n_segments, length // n_segments)
-    state, rollout = jax.lax.scan(segment, state, keys)
+    last, rollout = jax.lax.scan(segment, stepper.pack(state), keys)
+    state = stepper.unpack(last)
     transitions = jax.tree.map(
         lambda leaf: leaf.reshape(length, *leaf.shape[2:]), rollout.transitions
     )

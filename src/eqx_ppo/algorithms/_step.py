@@ -1,5 +1,6 @@
 """The one environment step: rollout, evaluation and recording all use it."""
 
+import functools
 from typing import NamedTuple, final
 
 import jax
@@ -10,7 +11,7 @@ from eqx_ppo._tree import expand_to, is_floating, take_rows, tree_where
 from eqx_ppo._typing import EnvState, Metrics, State, Tree
 from eqx_ppo.algorithms._config import LoggingLevel, Truncation
 from eqx_ppo.algorithms._transition import RolloutState, Transition
-from eqx_ppo.envs import BatchedEnv, ResetStrategy, episode_end
+from eqx_ppo.envs import BatchedEnv, PackedStates, ResetStrategy, episode_end
 from eqx_ppo.networks import PPONetworkOutput, StatefulModule, at_path
 
 
@@ -28,6 +29,28 @@ class Stepper(NamedTuple):
     levels: LoggingLevel
     truncation: Truncation = "bootstrap"
 
+    def pack(self, state: RolloutState) -> "StepState":
+        """The state in the form in which a loop over steps carries it."""
+        rows = self.env.pack(state.env_state, state.fresh.shape[0])
+        return StepState(rows, *state[1:])
+
+    def unpack(self, state: "StepState") -> RolloutState:
+        """Undoes `pack`."""
+        return RolloutState(self.env.unpack(state.env_rows), *state[1:])
+
+
+class StepState(NamedTuple):
+    """A `RolloutState` between two steps, with the environments' states as rows of tables.
+
+    One selects between a few tables then, not between some hundred leaves, each with a kernel
+    of its own to compile and to run.
+    """
+
+    env_rows: PackedStates
+    network_state: State
+    reset_state: Tree
+    fresh: Bool[Array, " B"]
+
 
 class StepEnd(NamedTuple):
     """Where a step led, before any reset: the true next observation and carry."""
@@ -37,8 +60,8 @@ class StepEnd(NamedTuple):
 
 
 def advance(
-    stepper: Stepper, state: RolloutState, key: Key[Array, ""]
-) -> tuple[RolloutState, Transition, StepEnd]:
+    stepper: Stepper, state: StepState, key: Key[Array, ""]
+) -> tuple[StepState, Transition, StepEnd]:
     """Acts once in every environment.
 
     After the transition is recorded, environment and carry of each ended episode are
@@ -50,23 +73,26 @@ def advance(
     and the end of the step before the resets, from which those can be computed.
     """
     env, network, strategy, levels, _ = stepper
-    obs, seen = _finite_rows(state.env_state.obs, state.fresh.shape[0])
+    n_envs, rows = state.fresh.shape[0], state.env_rows
+    env_state = env.unpack(rows)
+    obs, seen = _finite_rows(env_state.obs, n_envs)
     with at_path("", network, obs):
         out = network(state.network_state, obs, None)
-    stepped = env.step(state.env_state, out.output.actions)
+    stepped = env.step(env_state, out.output.actions)
 
     terminated, truncated = _episode_end(stepped, state.fresh.shape)
-    valid = seen & _still_finite(env, state.env_state, stepped)
+    stepped_rows = env.pack(stepped, n_envs, like=rows)
+    valid = seen & _still_finite(rows, stepped_rows, (stepped.obs, stepped.reward))
     terminated, truncated = terminated | ~valid, truncated & valid
     done = terminated | truncated
 
     fresh_states, reset_state = strategy.deal(env, state.reset_state, done, key)
     if env.carries_over:
-        leaves = env.spec.leaves
-        ended = tree_where(valid, stepped, state.env_state, single=leaves)
+        ended = env.unpack(stepped_rows.where(valid, rows))
         fresh_states = env.carry_over(ended, fresh_states)
-    next_state = RolloutState(
-        env_state=tree_where(done, fresh_states, stepped, single=env.spec.leaves),
+    fresh_rows = env.pack(fresh_states, n_envs, like=rows)
+    next_state = StepState(
+        env_rows=fresh_rows.where(done, stepped_rows),
         network_state=tree_where(done, network.reset_state(out.next_state), out.next_state),
         reset_state=reset_state,
         fresh=done,
@@ -149,23 +175,22 @@ def _episode_end(
     return episode_end(stepped)
 
 
-def _still_finite(env: BatchedEnv, before: EnvState, after: EnvState) -> Bool[Array, " B"]:
-    """Which environments have a finite observation and reward, and nothing newly non-finite.
+def _still_finite(before: PackedStates, after: PackedStates, seen: Tree) -> Bool[Array, " B"]:
+    """Which environments have nothing newly non-finite, and nothing non-finite in `seen`.
 
     A number that was non-finite before the step (a sentinel that the environment keeps) is
-    not held against it.
+    not held against it, unless it is of observation or reward.
     """
-    n_envs = jnp.shape(after.done)[0]
-    parts = [jnp.ones((n_envs, 1), jnp.bool_)]
-    leaves = zip(
-        jax.tree.leaves(before), jax.tree.leaves(after), env.axes(after, n_envs), strict=True
-    )
-    for old, new, has_axis in leaves:
-        if has_axis and is_floating(new) and new.size:
-            parts.append((jnp.isfinite(new) | ~jnp.isfinite(old)).reshape(n_envs, -1))
-    seen = filter(is_floating, jax.tree.leaves((after.obs, after.reward)))
-    parts += [jnp.isfinite(leaf).reshape(n_envs, -1) for leaf in seen]
-    return jnp.all(jnp.concatenate(parts, axis=1), axis=1)
+    tests = [
+        jnp.isfinite(new) | ~jnp.isfinite(old)
+        for old, new in zip(before.tables, after.tables, strict=True)
+        if is_floating(new)
+    ]
+    leaves = list(filter(is_floating, jax.tree.leaves(seen)))
+    tests += [jnp.isfinite(leaf).reshape(leaf.shape[0], -1) for leaf in leaves]
+    rows = [jnp.all(test, axis=1) for test in tests]
+    n_envs = after.tables[0].shape[0]
+    return functools.reduce(jnp.logical_and, rows, jnp.ones(n_envs, jnp.bool_))
 
 
 def _masked_reward(reward: Array, valid: Bool[Array, " B"]) -> Array:

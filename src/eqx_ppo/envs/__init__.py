@@ -20,7 +20,12 @@ from eqx_ppo.envs._adapters import (
     load_gymnasium as load_gymnasium,
     load_gymnax as load_gymnax,
 )
-from eqx_ppo.envs._batched import BatchedEnv as BatchedEnv, EnvSpec as EnvSpec, env_spec as env_spec
+from eqx_ppo.envs._batched import (
+    BatchedEnv as BatchedEnv,
+    EnvSpec as EnvSpec,
+    PackedStates as PackedStates,
+    env_spec as env_spec,
+)
 from eqx_ppo.envs._conformance import EnvReport as EnvReport, check_env as check_env
 from eqx_ppo.envs._history import (
     FrameStackWrapper as FrameStackWrapper,

@@ -13,7 +13,7 @@ from typing import NamedTuple, final
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Array, Key
+from jaxtyping import Array, Bool, Key
 
 from eqx_ppo._tree import env_axes
 from eqx_ppo._typing import EnvState, Tree, TreeDef
@@ -64,6 +64,11 @@ class PackedStates(NamedTuple):
 
     tables: list[Array]
     shared: list[Array | None]
+
+    def where(self, mask: Bool[Array, " N"], other: "PackedStates") -> "PackedStates":
+        """These rows where `mask`, else those of `other`; its shared leaves in any case."""
+        pairs = zip(self.tables, other.tables, strict=True)
+        return other._replace(tables=[jnp.where(mask[:, None], a, b) for a, b in pairs])
 
 
 def env_spec(env: Env, act: Callable[[Tree], Tree]) -> EnvSpec:
@@ -180,10 +185,19 @@ class BatchedEnv:
     def _vmap_axes(self, state: EnvState, batch: int) -> list[int | None]:
         return [0 if has_axis else None for has_axis in self.axes(state, batch)]
 
-    def pack(self, state: EnvState, n_rows: int) -> "PackedStates":
-        """A batch of states as one table per dtype, which is cheap to index by row."""
-        axes = self.axes(state, n_rows)
+    def pack(
+        self, state: EnvState, n_rows: int, *, like: PackedStates | None = None
+    ) -> PackedStates:
+        """A batch of states as one table per dtype, which is cheap to index by row.
+
+        Shared are the leaves without an env axis, or those that are shared in `like`.
+        """
         leaves = jax.tree.leaves(state)
+        if like is None:
+            axes = self.axes(state, n_rows)
+        else:
+            axes = tuple(shared is None for shared in like.shared)
+            self._check_axes(leaves, axes, n_rows)
         tables = {}
         for leaf, expected, has_axis in zip(leaves, self.spec.leaves, axes, strict=True):
             if has_axis:
@@ -191,7 +205,7 @@ class BatchedEnv:
         shared = [None if has_axis else leaf for leaf, has_axis in zip(leaves, axes, strict=True)]
         return PackedStates([jnp.concatenate(parts, axis=1) for parts in tables.values()], shared)
 
-    def unpack(self, packed: "PackedStates") -> EnvState:
+    def unpack(self, packed: PackedStates) -> EnvState:
         """Undoes `pack`, for as many rows as the tables have."""
         # By the layout's dtypes: a table of keys may be of another implementation.
         packs = zip(self.spec.leaves, packed.shared, strict=True)
@@ -208,6 +222,16 @@ class BatchedEnv:
             used[expected.dtype] = stop
             leaves.append(table[:, start:stop].reshape(table.shape[0], *expected.shape))
         return self.spec.unflatten(leaves)
+
+    def _check_axes(self, leaves: list[Array], axes: tuple[bool, ...], n_rows: int) -> None:
+        layout = zip(self.spec.paths, self.spec.leaves, leaves, axes, strict=True)
+        for path, expected, leaf, has_axis in layout:
+            if has_axis and jnp.shape(leaf) != (n_rows, *expected.shape):
+                raise ValueError(
+                    f"The leaf `{path}` of a fresh state has shape {jnp.shape(leaf)}, but "
+                    f"{(n_rows, *expected.shape)} in the environments that are running. Both must "
+                    "have one row per environment, or neither."
+                )
 
     def canonicalize(self, state: EnvState) -> EnvState:
         """A batched state from elsewhere, such as `jax.vmap(env.reset)`, in this layout."""

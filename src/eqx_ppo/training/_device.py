@@ -1,5 +1,7 @@
 """What a run does on the device: functions that are compiled once, in the background."""
 
+import dataclasses
+import functools
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import NamedTuple, final
@@ -8,9 +10,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
-from jaxtyping import Array
+from jaxtyping import Array, PRNGKeyArray
 
-from eqx_ppo._typing import Metrics, Tree, TreeDef
+from eqx_ppo._typing import EnvState, Metrics, Tree, TreeDef
 from eqx_ppo.algorithms import (
     TrainingState,
     evaluate,
@@ -19,7 +21,7 @@ from eqx_ppo.algorithms import (
     ppo_step,
     split_network,
 )
-from eqx_ppo.envs import Env
+from eqx_ppo.envs import Env, SupportsOwnResets, Wrapper
 from eqx_ppo.networks import StatefulModule
 from eqx_ppo.training._checkpoint import NetworkTemplate, StateTemplate, state_paths
 from eqx_ppo.training._config import TrainConfig
@@ -32,6 +34,41 @@ class Task(NamedTuple):
     eval_env: Env
     config: TrainConfig
     optimizer: optax.GradientTransformation | None
+
+    def traced_once(self) -> "Task":
+        """The same task, whose environments are traced once for all that is compiled of them."""
+        env = _traced_once(self.env)
+        is_same = self.eval_env is self.env
+        return self._replace(env=env, eval_env=env if is_same else _traced_once(self.eval_env))
+
+
+def _traced_once(env: Env) -> Env:
+    return env if isinstance(env, SupportsOwnResets) else _TracedOnce(env)
+
+
+@final
+@dataclasses.dataclass(frozen=True, eq=False)
+class _TracedOnce(Wrapper):
+    """Remembers how `reset` and `step` were traced; physics takes seconds to trace.
+
+    For the length of one run: whoever changes an environment later finds it changed.
+    """
+
+    # Functions of their own: JAX would keep what it traced of equal ones beyond this run.
+
+    @functools.cached_property
+    def _reset(self) -> Callable[[PRNGKeyArray], EnvState]:
+        return jax.jit(lambda key: self.env.reset(key), inline=True)  # noqa: PLW0108
+
+    @functools.cached_property
+    def _step(self) -> Callable[[EnvState, Tree], EnvState]:
+        return jax.jit(lambda *args: self.env.step(*args), inline=True)  # noqa: PLW0108
+
+    def reset(self, key: PRNGKeyArray) -> EnvState:
+        return self._reset(key)
+
+    def step(self, state: EnvState, action: Tree) -> EnvState:
+        return self._step(state, action)
 
 
 class Chunk(NamedTuple):
