@@ -6,6 +6,7 @@ marked `playground` run without them, and are skipped where it is not installed.
 marked `adapters`, which run environments of other libraries.
 """
 
+import importlib.metadata
 import importlib.util
 import itertools
 import os
@@ -19,10 +20,10 @@ os.environ.setdefault(
 )
 os.environ.setdefault("JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS", "0")
 # Most of the time of this suite is compilation; code that is compiled with less care is as right.
-os.environ.setdefault(
-    "XLA_FLAGS",
-    "--xla_backend_optimization_level=0 --xla_llvm_disable_expensive_passes=true",
-)
+_HASTE = ["--xla_backend_optimization_level=0", "--xla_llvm_disable_expensive_passes=true"]
+if importlib.metadata.version("jaxlib").startswith("0.10."):
+    _HASTE.append("--xla_cpu_use_fusion_emitters=false")  # no other version knows it
+os.environ.setdefault("XLA_FLAGS", " ".join(_HASTE))
 
 import jax
 import pytest
