@@ -3,7 +3,8 @@
 Every test runs under strict dtype promotion and with rank promotion forbidden, and every
 warning is an error (pyproject.toml). MuJoCo Playground passes none of the three, so tests
 marked `playground` run without them, and are skipped where it is not installed. So do tests
-marked `adapters`, which run environments of other libraries.
+marked `adapters`, which run environments of other libraries. Tests marked `exact` compare bit by
+bit what two programs compute; they run in a process that compiles with more care.
 """
 
 import importlib.metadata
@@ -20,10 +21,10 @@ os.environ.setdefault(
 )
 os.environ.setdefault("JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS", "0")
 # Most of the time of this suite is compilation; code that is compiled with less care is as right.
-_HASTE = ["--xla_backend_optimization_level=0", "--xla_llvm_disable_expensive_passes=true"]
-if importlib.metadata.version("jaxlib").startswith("0.10."):
-    _HASTE.append("--xla_cpu_use_fusion_emitters=false")  # no other version knows it
-os.environ.setdefault("XLA_FLAGS", " ".join(_HASTE))
+_HASTE = "--xla_backend_optimization_level=0 --xla_llvm_disable_expensive_passes=true"
+_ROUGH = "--xla_cpu_use_fusion_emitters=false"  # halves it; later versions do not know it
+_can_be_rough = importlib.metadata.version("jaxlib").startswith("0.10.")
+os.environ.setdefault("XLA_FLAGS", f"{_HASTE} {_ROUGH}" if _can_be_rough else _HASTE)
 
 import jax
 import pytest
@@ -39,11 +40,14 @@ def _is_lenient(node: pytest.Item) -> bool:
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     installed = importlib.util.find_spec("mujoco_playground") is not None
+    is_rough = _ROUGH in os.environ["XLA_FLAGS"]
     for item in items:
         if _is_lenient(item):
             item.add_marker(pytest.mark.filterwarnings("default"))
         if item.get_closest_marker("playground") is not None and not installed:
             item.add_marker(pytest.mark.skip(reason="needs the extra `playground`"))
+        if is_rough and item.get_closest_marker("exact") is not None:
+            item.add_marker(pytest.mark.skip(reason="runs by way of tests/test_exact.py"))
 
 
 @pytest.fixture(autouse=True)

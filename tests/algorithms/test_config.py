@@ -216,6 +216,7 @@ def test_number_changes_the_result(name, run_with_numbers):
     assert differ(run_with_numbers(**{name: NUMBERS[name][1]}), run_with_numbers())
 
 
+@pytest.mark.exact
 @pytest.mark.parametrize("name", WITHOUT_EFFECT_ON_A_STEP)
 def test_field_changes_nothing_but_what_is_logged(name, base):
     arrays, metrics = run(SINGLE, **{name: WITHOUT_EFFECT_ON_A_STEP[name]})

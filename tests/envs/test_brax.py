@@ -182,13 +182,13 @@ def test_an_inverted_pendulum_is_balanced():
     ppo = PPOConfig(
         n_envs=16,
         rollout_length=64,
-        total_steps=61_440,
+        total_steps=122_880,
         n_epochs=8,
         n_minibatches=8,
-        learning_rate=optax.linear_schedule(1.5e-3, 0.0, 60 * 64),
+        learning_rate=optax.linear_schedule(1.5e-3, 0.0, 120 * 64),
         gradient_clipping=0.5,
     )
-    evaluation = EvalConfig(every_steps=61_440, n_envs=32, max_episode_length=200)
+    evaluation = EvalConfig(every_steps=122_880, n_envs=32, max_episode_length=200)
     config = TrainConfig(ppo=ppo, eval=evaluation, console=False)
     rows = []
     scaled = RewardScalingWrapper(env, 0.1)

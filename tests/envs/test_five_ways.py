@@ -124,6 +124,7 @@ def reference():
     return run(Walk(State, jnp.bool_))
 
 
+@pytest.mark.exact
 @pytest.mark.parametrize("way", WAYS)
 def test_every_way_trains_alike(way):
     """No constructor of a user sees a placeholder, and no bit depends on the record."""

@@ -273,12 +273,12 @@ def test_cart_pole_is_balanced():
     ppo = PPOConfig(
         n_envs=16,
         rollout_length=32,
-        total_steps=40_960,
-        learning_rate=optax.linear_schedule(2.5e-3, 0.0, 80 * 16),
+        total_steps=81_920,
+        learning_rate=optax.linear_schedule(2.5e-3, 0.0, 160 * 16),
         gradient_clipping=0.5,
         reset_strategy=HostReset(),
     )
-    evaluation = EvalConfig(every_steps=40_960, n_envs=10, max_episode_length=500)
+    evaluation = EvalConfig(every_steps=81_920, n_envs=10, max_episode_length=500)
     config = TrainConfig(ppo=ppo, eval=evaluation, console=False)
     result = train_ppo(env, net, config, eval_env=eval_env)
     assert result.eval_history[0]["eval/episode_reward/mean"] < 100.0

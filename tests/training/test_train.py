@@ -263,6 +263,7 @@ def test_seeds(four):
     assert differ(other.arrays, four.arrays)
 
 
+@pytest.mark.exact
 @pytest.mark.parametrize("size", [1, 3, 4])
 def test_chunks_change_nothing(size, four):
     """1, 3 or 8 iterations per compiled call (8 is the default): bit for bit the same."""
