@@ -21,16 +21,22 @@ os.environ.setdefault(
 )
 os.environ.setdefault("JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS", "0")
 # Most of the time of this suite is compilation; code that is compiled with less care is as right.
-_HASTE = "--xla_backend_optimization_level=0 --xla_llvm_disable_expensive_passes=true"
-_ROUGH = "--xla_cpu_use_fusion_emitters=false"  # halves it; later versions do not know it
-_can_be_rough = importlib.metadata.version("jaxlib").startswith("0.10.")
-os.environ.setdefault("XLA_FLAGS", f"{_HASTE} {_ROUGH}" if _can_be_rough else _HASTE)
+# The last flag halves it; other versions of XLA do not know it.
+os.environ.setdefault(
+    "XLA_FLAGS",
+    "--xla_backend_optimization_level=0 --xla_llvm_disable_expensive_passes=true"
+    if not importlib.metadata.version("jaxlib").startswith("0.10.")
+    else "--xla_backend_optimization_level=0 --xla_llvm_disable_expensive_passes=true "
+    "--xla_cpu_use_fusion_emitters=false",
+)
 
 import jax
 import pytest
 from jaxtyping import PRNGKeyArray
 
 pytest.register_assert_rewrite("tests.helpers")
+
+_IS_ROUGH = "--xla_cpu_use_fusion_emitters=false" in os.environ["XLA_FLAGS"]
 
 
 def _is_lenient(node: pytest.Item) -> bool:
@@ -40,13 +46,12 @@ def _is_lenient(node: pytest.Item) -> bool:
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     installed = importlib.util.find_spec("mujoco_playground") is not None
-    is_rough = _ROUGH in os.environ["XLA_FLAGS"]
     for item in items:
         if _is_lenient(item):
             item.add_marker(pytest.mark.filterwarnings("default"))
         if item.get_closest_marker("playground") is not None and not installed:
             item.add_marker(pytest.mark.skip(reason="needs the extra `playground`"))
-        if is_rough and item.get_closest_marker("exact") is not None:
+        if _IS_ROUGH and item.get_closest_marker("exact") is not None:
             item.add_marker(pytest.mark.skip(reason="runs by way of tests/test_exact.py"))
 
 
