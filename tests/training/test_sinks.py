@@ -238,8 +238,8 @@ def test_what_a_full_disk_refuses_is_written_later(kind, tmp_path):
     sink = make(path)
     sink.start(NEW)
     sink.write({"a": 1.0}, 1)
-    holder = sink if make is JSONLinesSink else sink._table
-    disk = holder._file._file = Disk(holder._file._file)
+    appending = sink._file._file
+    disk = appending._file = Disk(appending._file)
     disk.room = 4
     for steps in (2, 3):
         with pytest.raises(OSError, match="No space left"):

@@ -3,18 +3,16 @@
 import csv
 import io
 import os
-from collections.abc import Mapping
 from pathlib import Path
 from typing import final
 
-from eqx_ppo.training._sinks._files import SECONDS, STEPS, Appending, Clock, make_room
-from eqx_ppo.training._sinks._sink import RunInfo, Sink
+from eqx_ppo.training._sinks._files import SECONDS, STEPS, Appending, FileSink, RowFile
 
 _MAX_WAITING = 10_000  # rows that wait for a disk with room
 
 
 @final
-class CSVSink(Sink):
+class CSVSink(FileSink):
     """Appends one line per iteration to a table of comma-separated values.
 
     The columns are `total_steps`, `seconds` (see `JSONLinesSink`) and every metric in the
@@ -23,45 +21,9 @@ class CSVSink(Sink):
     `nan`, `inf` and `-inf` are values.
     """
 
-    def __init__(self, path: str | os.PathLike[str], *, overwrite: bool = False):
-        """**Arguments:**
-
-        - `path`: of the file; missing folders are made.
-        - `overwrite`: lets a new run empty a file that holds another one's metrics. A run
-            that is resumed never needs it.
-        """
-        self._path = Path(path)
-        self._overwrite = overwrite
-        self._table: _Table | None = None
-        self._clock = Clock()
-
-    def start(self, run: RunInfo) -> None:
-        """Opens the file; for a resumed run, drops the rows behind the resumed step.
-
-        **Raises:** `FileExistsError` if a new run would mix with the rows of another one;
-        `ValueError` if the file holds something else than such rows (it stays untouched).
-        """
-        make_room(self._path, resumed=run.resumed_at is not None, overwrite=self._overwrite)
-        columns, already = [], 0.0
-        if run.resumed_at is not None and self._path.exists():
-            columns, already = _keep_until(self._path, run.resumed_at)
-        self._table = _Table(self._path, columns)
-        self._clock = Clock(already)
-
-    def write(self, metrics: Mapping[str, float], steps: int) -> None:
-        """Appends a row, after all that could not be written before."""
-        if self._table is None:
-            raise RuntimeError(f"{self!r} was not started.")
-        self._table.append(self._clock.row(metrics, steps))
-
-    def close(self) -> None:
-        """Closes the file."""
-        table, self._table = self._table, None
-        if table is not None:
-            table.close()
-
-    def __repr__(self) -> str:
-        return f"CSVSink({str(self._path)!r})"
+    def _open(self, path: Path, resumed_at: int | None) -> tuple[RowFile, float]:
+        columns, already = ([], 0.0) if resumed_at is None else _keep_until(path, resumed_at)
+        return _Table(path, columns), already
 
 
 @final

@@ -1,15 +1,77 @@
 """Files of rows: appended to without losing anything, and cut back where a run resumes."""
 
+import abc
 import os
 import time
 from collections.abc import Mapping
 from pathlib import Path
-from typing import final
+from typing import Protocol, final
+
+from eqx_ppo.training._sinks._sink import RunInfo, Sink
 
 STEPS, SECONDS = "total_steps", "seconds"
 """The first two columns of every row."""
 
 _LIMIT = 64 * 2**20  # bytes that wait for a disk with room
+
+
+class RowFile(Protocol):
+    """An open file of rows; one that could not be written waits, and is written later."""
+
+    def append(self, row: dict[str, float]) -> None:
+        """Writes a row, after all that still wait."""
+        ...
+
+    def close(self) -> None:
+        """Writes what waits and closes the file."""
+        ...
+
+
+class FileSink(Sink):
+    """What sinks with a file of rows share; a subclass says how such a file is opened."""
+
+    def __init__(self, path: str | os.PathLike[str], *, overwrite: bool = False):
+        """**Arguments:**
+
+        - `path`: of the file; missing folders are made.
+        - `overwrite`: lets a new run empty a file that holds another one's metrics. A run
+            that is resumed never needs it.
+        """
+        self._path = Path(path)
+        self._overwrite = overwrite
+        self._file: RowFile | None = None
+        self._clock = Clock()
+
+    @abc.abstractmethod
+    def _open(self, path: Path, resumed_at: int | None) -> tuple[RowFile, float]:
+        """The file without the rows behind the resumed step, and the seconds so far."""
+
+    def start(self, run: RunInfo) -> None:
+        """Opens the file; for a resumed run, drops the rows behind the resumed step.
+
+        **Raises:** `FileExistsError` if a new run would mix with the rows of another one;
+        `ValueError` if the file holds something else than such rows (it stays untouched).
+        """
+        make_room(self._path, resumed=run.resumed_at is not None, overwrite=self._overwrite)
+        self._file, already = self._open(
+            self._path, run.resumed_at if self._path.exists() else None
+        )
+        self._clock = Clock(already)
+
+    def write(self, metrics: Mapping[str, float], steps: int) -> None:
+        """Appends a row, after all that could not be written before."""
+        if self._file is None:
+            raise RuntimeError(f"{self!r} was not started.")
+        self._file.append(self._clock.row(metrics, steps))
+
+    def close(self) -> None:
+        """Closes the file."""
+        file, self._file = self._file, None
+        if file is not None:
+            file.close()
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}({str(self._path)!r})"
 
 
 @final

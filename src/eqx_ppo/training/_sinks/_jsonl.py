@@ -3,16 +3,14 @@
 import json
 import math
 import os
-from collections.abc import Mapping
 from pathlib import Path
 from typing import final
 
-from eqx_ppo.training._sinks._files import SECONDS, STEPS, Appending, Clock, make_room
-from eqx_ppo.training._sinks._sink import RunInfo, Sink
+from eqx_ppo.training._sinks._files import SECONDS, STEPS, Appending, FileSink, RowFile
 
 
 @final
-class JSONLinesSink(Sink):
+class JSONLinesSink(FileSink):
     """Appends one JSON object per iteration to a file.
 
     ```text
@@ -26,45 +24,23 @@ class JSONLinesSink(Sink):
     written when there is room again (up to 64 MiB). `read_metrics` reads the file.
     """
 
-    def __init__(self, path: str | os.PathLike[str], *, overwrite: bool = False):
-        """**Arguments:**
+    def _open(self, path: Path, resumed_at: int | None) -> tuple[RowFile, float]:
+        already = 0.0 if resumed_at is None else _keep_until(path, resumed_at)
+        return _Lines(path), already
 
-        - `path`: of the file; missing folders are made.
-        - `overwrite`: lets a new run empty a file that holds another one's metrics. A run
-            that is resumed never needs it.
-        """
-        self._path = Path(path)
-        self._overwrite = overwrite
-        self._file: Appending | None = None
-        self._clock = Clock()
 
-    def start(self, run: RunInfo) -> None:
-        """Opens the file; for a resumed run, drops the rows behind the resumed step.
+@final
+class _Lines:
+    """An open file with a line per row."""
 
-        **Raises:** `FileExistsError` if a new run would mix with the rows of another one;
-        `ValueError` if the file holds something else than such rows (it stays untouched).
-        """
-        make_room(self._path, resumed=run.resumed_at is not None, overwrite=self._overwrite)
-        already = 0.0
-        if run.resumed_at is not None and self._path.exists():
-            already = _keep_until(self._path, run.resumed_at)
-        self._file = Appending(self._path)
-        self._clock = Clock(already)
+    def __init__(self, path: Path):
+        self._file = Appending(path)
 
-    def write(self, metrics: Mapping[str, float], steps: int) -> None:
-        """Appends a row."""
-        if self._file is None:
-            raise RuntimeError(f"{self!r} was not started.")
-        self._file.append(_line(self._clock.row(metrics, steps)))
+    def append(self, row: dict[str, float]) -> None:
+        self._file.append(_line(row))
 
     def close(self) -> None:
-        """Closes the file."""
-        file, self._file = self._file, None
-        if file is not None:
-            file.close()
-
-    def __repr__(self) -> str:
-        return f"JSONLinesSink({str(self._path)!r})"
+        self._file.close()
 
 
 def parse_row(line: bytes, number: int, path: Path) -> dict[str, float | None]:
