@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 from jaxtyping import Array
 
+from eqx_ppo._tree import tree_where
 from eqx_ppo.algorithms import unroll_env
 from eqx_ppo.envs import (
     ActionRepeatWrapper,
@@ -435,6 +436,27 @@ def test_packing_keeps_shared_leaves_aside():
     packed = envs.pack(state, N_ENVS)
     assert [leaf.shape for leaf in packed.shared if leaf is not None] == [(7,), (N_ENVS,)]
     assert_same(envs.unpack(packed), state)
+
+
+def test_packing_like_others():
+    """What is shared there stays aside; what has an env axis there must have one."""
+    envs, state = shared_state()
+    fresh = envs.reset(keys(N_ENVS))
+    packed = envs.pack(state, N_ENVS)
+    alike = envs.pack(fresh, N_ENVS, like=packed)
+    assert [table.shape for table in alike.tables] == [table.shape for table in packed.tables]
+    short = fresh.replace(data=fresh.data._replace(steps=jnp.zeros((), jnp.int32)))
+    with pytest.raises(ValueError, match=r"`\.data\.steps` of a fresh state has shape \(\), but"):
+        envs.pack(short, N_ENVS, like=packed)
+
+
+def test_rows_are_chosen():
+    envs, state = shared_state()
+    fresh = envs.reset(keys(N_ENVS, seed=1))
+    mask = jnp.array([True, False, False, True])
+    packed = envs.pack(state, N_ENVS)
+    chosen = envs.unpack(envs.pack(fresh, N_ENVS, like=packed).where(mask, packed))
+    assert_same(chosen, tree_where(mask, fresh, state, single=envs.spec.leaves))
 
 
 # --- What is no state, or resets itself -------------------------------------------------------

@@ -119,6 +119,13 @@ def test_each_state_is_dealt_once(size, refill, script):
     assert len(set(kept.tolist())) == len(kept)
 
 
+@pytest.mark.parametrize(("n_envs", "refill"), [(1, 1), (7, 7), (64, 32), (512, 64)])
+def test_refills_by_default(n_envs, refill):
+    """An eighth of the pool, but no few resets at a time where there are more to make."""
+    _, pool = PooledReset().start(batched(), n_envs, jax.random.key(0))
+    assert int(pool.available) == n_envs + refill
+
+
 def test_one_environment():
     first, dealt, _ = play(PooledReset(), np.ones((20, 1), bool))
     assert len({*first.data.id.tolist(), *dealt.data.id[:, 0].tolist()}) == 21

@@ -467,6 +467,32 @@ def test_a_run_compiles_once(compilations):
     assert compiled[1] == compiled[2] == 3  # the start, the iteration, the evaluation
 
 
+class Scaled(Traced):
+    """Its rewards have a size that can be changed."""
+
+    scale = 1.0
+
+    def step(self, state, action):
+        state = super().step(state, action)
+        return state.replace(reward=state.reward * self.scale)
+
+
+def test_a_run_traces_its_environment_once():
+    """For layout, training and evaluation; the next run traces it anew, as it is by then."""
+    env = Scaled(EpisodeWrapper(Pendulum(), 5))
+    net = Sequential([Normalizer(3), heads(3, 1, jax.random.key(0))])
+
+    def returned():
+        result = train_ppo(env, net, config(1, evaluate=True))
+        return result.final_metrics["eval/episode_reward/mean"]
+
+    first = returned()
+    assert env.traces == 1
+    env.scale = 0.0
+    assert first != returned() == 0.0
+    assert env.traces == 2
+
+
 def test_a_continued_run_compiles_once(compilations, four):
     """The state of an earlier run has the same types as a new one."""
     compiled = []
