@@ -73,6 +73,32 @@ class FaultyWrapper(Wrapper):
         return state.replace(info={**state.info, _INFO: faults})
 
 
+_CUT = "cut"
+
+
+@final
+@dataclasses.dataclass(frozen=True, eq=False)
+class CutWrapper(Wrapper):
+    """Cuts episodes off at a share `rate` of all steps, at what looks like a time limit."""
+
+    rate: float
+
+    def reset(self, key):
+        cut_key, inner_key = jax.random.split(key)
+        state = self.env.reset(inner_key)
+        return state.replace(info={**state.info, _CUT: (cut_key, jnp.zeros((), jnp.uint32))})
+
+    def step(self, state, action):
+        key, draws = state.info[_CUT]
+        cut = jax.random.bernoulli(jax.random.fold_in(key, draws), self.rate)
+        info = {name: leaf for name, leaf in state.info.items() if name != _CUT}
+        inner = self.env.step(state.replace(info=info), action)
+        flags = {"truncation": inner.info["truncation"], "done": inner.done}
+        flags = {name: jnp.where(cut, jnp.ones_like(flag), flag) for name, flag in flags.items()}
+        info = {**inner.info, "truncation": flags["truncation"], _CUT: (key, draws + jnp.uint32(1))}
+        return inner.replace(done=flags["done"], info=info)
+
+
 def _spoil(tree, where):
     def leaf_or_nan(leaf):
         return jnp.where(where, jnp.full_like(leaf, jnp.nan), leaf) if _is_floating(leaf) else leaf

@@ -6,9 +6,16 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from benchmarks._faults import FaultCount, FaultyWrapper
+from benchmarks._faults import CutWrapper, FaultCount, FaultyWrapper
+from benchmarks.faults import longest_run
 from eqx_ppo import EvalConfig, PPOConfig, TrainConfig, make_mlp_actor_critic, train_ppo
-from eqx_ppo.envs import EpisodeWrapper, FreshReset, ObservationActionProbe, TruncationProbe
+from eqx_ppo.envs import (
+    EpisodeWrapper,
+    FreshReset,
+    ObservationActionProbe,
+    Pendulum,
+    TruncationProbe,
+)
 from eqx_ppo.networks import NormalTanhSampler
 
 pytestmark = pytest.mark.slow
@@ -66,3 +73,19 @@ def test_a_policy_is_learned_all_the_same_and_every_fault_is_counted():
     assert int(state.counts.invalid_steps) == count.total > 0
     modes = outputs(state, [-1.0, 1.0]).actions[:, 0]
     np.testing.assert_allclose(modes, [-0.5, 0.5], atol=0.1)
+
+
+# --- The control: episodes that are cut off, without faults -----------------------------------
+
+
+@pytest.mark.parametrize("rate", [0.0, 1.0])
+def test_episodes_are_cut_off_at_a_time_limit(rate):
+    env = CutWrapper(EpisodeWrapper(Pendulum(), 100), rate)
+    state = env.step(env.reset(jax.random.key(0)), jnp.zeros(1))
+    assert bool(state.done) == bool(state.info["truncation"]) == bool(rate)
+    assert jnp.all(jnp.isfinite(state.obs))
+
+
+def test_longest_run():
+    assert longest_run([True, True, False, True]) == 2
+    assert longest_run([False]) == longest_run([]) == 0
