@@ -7,8 +7,8 @@ if it does not.
 
 Episodes are a hundred steps long, then, and an evaluation takes a thousand: what comes late is
 rarely trained on, and a policy that held the pole for a thousand steps may forget to. That has
-nothing to do with faults: `--cut` cuts episodes off at random instead, at time limits, and sees
-the same. So the run is long and looks far ahead.
+nothing to do with faults: with `--cut`, which cuts episodes off at random instead, at time
+limits, runs swing as well. So the run is long and looks far ahead.
 """
 
 import argparse
