@@ -17,8 +17,6 @@ from eqx_ppo._typing import EnvState, Tree
 from eqx_ppo.envs._batched import BatchedEnv, PackedStates
 from eqx_ppo.envs._protocol import Env
 
-_BATCH = 32  # resets, fewer of which at a time are dearer each
-
 
 class ResetStrategy(abc.ABC):
     """How fresh states are had. Subclass as a frozen dataclass."""
@@ -108,8 +106,7 @@ class PooledReset(ResetStrategy):
     - `size`: how many fresh states are kept; `None` for as many as there are environments,
         and at least that many (all may end at once).
     - `refill`: how many resets are made at a time, when the pool cannot serve a step;
-        `None` for an eighth of the pool, or 32 (or all of it) where that is more: a batch of
-        8 costs half as much again per reset on a CPU.
+        `None` for an eighth of the pool.
     """
 
     size: int | None = None
@@ -170,7 +167,7 @@ class PooledReset(ResetStrategy):
                 "`PooledReset.size` must be at least the number of environments, because all "
                 f"may end on one step, but got {size} for {n_envs} environments."
             )
-        refill = max(size // 8, min(size, _BATCH)) if self.refill is None else self.refill
+        refill = max(1, size // 8) if self.refill is None else self.refill
         return size + refill, refill
 
 
