@@ -177,7 +177,7 @@ def test_what_is_refused():
 def test_an_inverted_pendulum_is_balanced():
     """A point for each step until the pole leans over; the greatest return there is, is 200."""
     env = EpisodeWrapper(load_brax("inverted_pendulum", backend="spring"), 200)
-    sampler = make_sampler(env.actions, entropy_weight=1e-3)
+    sampler = make_sampler(env.actions, entropy_weight=1e-2)
     net = make_mlp_actor_critic(4, 1, [32, 32], [32, 32], sampler=sampler, key=jax.random.key(0))
     ppo = PPOConfig(
         n_envs=16,
@@ -194,6 +194,7 @@ def test_an_inverted_pendulum_is_balanced():
     scaled = RewardScalingWrapper(env, 0.1)
     result = train_ppo(scaled, net, config, eval_env=env, log_fn=lambda row, _: rows.append(row))
     assert (env.observation_size, env.action_size) == (4, 1)
-    assert max(row.get("losses/ratio_error", 0.0) for row in rows) < 1e-5
+    # Its deviations may fall below 0.1, and the error grows as they do; see `replay_error`.
+    assert max(row.get("losses/ratio_error", 0.0) for row in rows) < 1e-4
     assert rows[0]["eval/episode_reward/mean"] < 100.0
     assert result.final_metrics["eval/episode_reward/mean"] >= 190.0
