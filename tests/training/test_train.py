@@ -14,7 +14,7 @@ import pytest
 
 from eqx_ppo import EvalConfig, LoggingLevel, PPOConfig, TrainConfig, train_ppo
 from eqx_ppo.algorithms import evaluate, new_training_state, ppo_step, split_network
-from eqx_ppo.envs import EpisodeWrapper, Pendulum
+from eqx_ppo.envs import EpisodeWrapper, Pendulum, TimeLimitWarning
 from eqx_ppo.networks import Dense, Normalizer, Sequential
 from eqx_ppo.training import _loop
 from tests.algorithms.common import assert_close, assert_same, differ
@@ -491,6 +491,23 @@ def test_a_run_traces_its_environment_once():
     env.scale = 0.0
     assert first != returned() == 0.0
     assert env.traces == 2
+
+
+class Named(Traced):
+    """Keeps a string in its state."""
+
+    def reset(self, key):
+        state = self.env.reset(key)
+        return state.replace(info={**state.info, "name": "pendulum"})
+
+
+def test_what_is_wrong_with_an_environment_is_said_of_itself():
+    """Not of what a run wraps it in."""
+    net = Sequential([Normalizer(3), heads(3, 1, jax.random.key(0))])
+    with pytest.warns(TimeLimitWarning, match="environment `Pendulum` reports no time limit"):
+        train_ppo(Pendulum(), net, config(1))
+    with pytest.raises(TypeError, match=r"leaf `\.info\['name'\]` of the environment's state"):
+        train_ppo(Named(EpisodeWrapper(Pendulum(), 5)), net, config(1))
 
 
 def test_a_continued_run_compiles_once(compilations, four):

@@ -22,6 +22,7 @@ from eqx_ppo.envs import (
     EnvSpec,
     ResetStrategy,
     SupportsStagger,
+    Wrapper,
     own_resets,
     warn_without_time_limit,
 )
@@ -137,7 +138,8 @@ def new_training_state(
     arrays, remainder = split_network(network)
     network = join_network(arrays, remainder)  # without NumPy arrays
     rollout_state, spec = _first_states(env, network, config, keys[:3])
-    warn_without_time_limit(env, rollout_state.env_state)
+    innermost = env.unwrapped if isinstance(env, Wrapper) else env
+    warn_without_time_limit(innermost, rollout_state.env_state)
     return TrainingState(
         arrays=jax.tree.map(jnp.copy, arrays),
         optimizer_state=jax.tree.map(

@@ -65,10 +65,16 @@ class _TracedOnce(Wrapper):
         return jax.jit(lambda *args: self.env.step(*args), inline=True)  # noqa: PLW0108
 
     def reset(self, key: PRNGKeyArray) -> EnvState:
-        return self._reset(key)
+        try:
+            return self._reset(key)
+        except TypeError:  # something that JAX cannot return, which the layout names
+            return self.env.reset(key)
 
     def step(self, state: EnvState, action: Tree) -> EnvState:
-        return self._step(state, action)
+        try:
+            return self._step(state, action)
+        except TypeError:
+            return self.env.step(state, action)
 
 
 class Chunk(NamedTuple):
