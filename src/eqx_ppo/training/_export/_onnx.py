@@ -180,8 +180,7 @@ def _convert(model: _Model) -> bytes:
 
 
 def _run(content: bytes, inputs: dict[str, np.ndarray]) -> list[np.ndarray]:
-    import onnxruntime
-
+    onnxruntime = importlib.import_module("onnxruntime")
     options = onnxruntime.SessionOptions()
     options.log_severity_level = 3  # errors; unused initializers are not worth a line each
     session = onnxruntime.InferenceSession(content, options, providers=["CPUExecutionProvider"])
