@@ -1,5 +1,6 @@
 """The parts of this library's iteration, each compiled by itself on the real shapes."""
 
+import dataclasses
 from typing import NamedTuple, final
 
 import jax
@@ -15,7 +16,7 @@ from eqx_ppo import PPOConfig, TrainingState, new_training_state, ppo_step
 from eqx_ppo.algorithms import make_optimizer
 from eqx_ppo.algorithms._loss import advantages_and_targets
 from eqx_ppo.algorithms._rollout import _BOOTSTRAP_CHUNK, collect
-from eqx_ppo.algorithms._step import StepEnd, Stepper, bootstrap_values
+from eqx_ppo.algorithms._step import StepEnd, Stepper, bootstrap_values, renew
 from eqx_ppo.algorithms._transition import Rollout
 from eqx_ppo.algorithms._update import update
 from eqx_ppo.envs import BatchedEnv, Env
@@ -36,6 +37,13 @@ class Workload(NamedTuple):
         """The start of training; to be compiled, or traced alone."""
         return new_training_state(self.env, self.network, self.config, key)
 
+    def running_state(self, key: jax.Array) -> TrainingState:
+        """The same with the first episodes begun, which takes a reset for each environment."""
+        state = self.new_state(key)
+        stepper = self.stepper(state, state.network)
+        begun = stepper.unpack(renew(stepper, stepper.pack(state.rollout_state), key))
+        return dataclasses.replace(state, rollout_state=begun)
+
     def step(self, state: TrainingState) -> tuple[TrainingState, dict]:
         """One iteration."""
         return ppo_step(self.env, state, self.config)
@@ -48,6 +56,7 @@ class Workload(NamedTuple):
             strategy=self.config.reset_strategy,
             levels=self.config.logging_level,
             truncation=self.config.truncation,
+            staggers=True,
         )
 
     def collect(self, state: TrainingState, key: jax.Array) -> Rollout:
@@ -103,7 +112,7 @@ def iteration_runner(work: Workload, loop: jax.stages.Compiled) -> LoopRunner:
 def part_runners(work: Workload) -> dict[str, CallRunner]:
     """Every part on the data of a real rollout."""
     key = jax.random.key(1)
-    state = jax.jit(work.new_state)(jax.random.key(0))
+    state = jax.jit(work.running_state)(jax.random.key(0))
     rollout = jax.jit(work.collect)(state, key)
     return {
         "env": CallRunner(*_env_steps(work, state, rollout)),

@@ -103,6 +103,12 @@ def schedule(positions, *, terminate=(), truncate=(), damage=()):
     return jax.jit(jax.vmap(build))(*(jnp.asarray(array) for array in arrays))
 
 
+def running(rollout_state, env_state):
+    """A `RolloutState` in the middle of episodes, in the given states, with the carry it has."""
+    no = jnp.zeros_like(rollout_state.fresh)
+    return rollout_state._replace(env_state=env_state, fresh=no, begun=jnp.array(True))
+
+
 def compiled(env, network, config, optimizer=None):
     """`start(key)` and `step(state)`, compiled."""
     start = jax.jit(lambda key: new_training_state(env, network, config, key, optimizer=optimizer))

@@ -24,6 +24,7 @@ from tests.algorithms.common import (
     differ,
     numbers,
     rollout_of,
+    running,
     schedule,
     small_config,
     train,
@@ -110,7 +111,7 @@ def test_training_goes_on_after_a_bad_gradient(bad):
     start, step = compiled(ScheduledEnv(), network, config)
     state = start(jax.random.key(2))
     planted = schedule([0.0, 0.0, 60.0, 0.0], terminate=[(0, 2)])
-    state = eqx.tree_at(lambda s: s.rollout_state.env_state, state, planted)
+    state = eqx.tree_at(lambda s: s.rollout_state, state, running(state.rollout_state, planted))
     state, metrics = step(state)
     assert float(metrics["skipped_updates"]) == 2
     for _ in range(10):

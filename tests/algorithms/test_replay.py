@@ -91,9 +91,8 @@ def test_only_the_first_ratio_is_one(getkey):
     @jax.jit
     def error(before, after):
         carry = before.rollout_state.network_state
-        _, _, transitions = unroll_env(
-            case.env, before.rollout_state.env_state, before.network, carry, 4, before.key
-        )
+        env_state = jax.vmap(case.env.reset)(jax.random.split(before.key, 8))
+        _, _, transitions = unroll_env(case.env, env_state, before.network, carry, 4, before.key)
         return replay_error(after.network, carry, transitions)
 
     assert float(metrics["losses/ratio_error"]) <= LIMIT

@@ -9,13 +9,22 @@ import numpy as np
 import pytest
 from jax.extend.core import ClosedJaxpr
 
-from eqx_ppo.algorithms import LoggingLevel, replay, unroll_env
+from eqx_ppo.algorithms import LoggingLevel, new_training_state, ppo_step, replay, unroll_env
 from eqx_ppo.algorithms._loss import advantages_and_targets
 from eqx_ppo.algorithms._rollout import batched_env, collect
 from eqx_ppo.algorithms._step import Stepper
 from eqx_ppo.algorithms._transition import Rollout, RolloutState
 from eqx_ppo.algorithms._update import _samples, _take
-from eqx_ppo.envs import CachedReset, EpisodeWrapper, ResetStrategy, State, TruncationProbe
+from eqx_ppo.envs import (
+    BatchedEnv,
+    CachedReset,
+    EpisodeWrapper,
+    FreshReset,
+    PooledReset,
+    ResetStrategy,
+    State,
+    TruncationProbe,
+)
 from eqx_ppo.networks import LSTM, Delay, Dense, Normalizer, Sequential
 from tests.algorithms.common import (
     INF_REWARD,
@@ -28,6 +37,7 @@ from tests.algorithms.common import (
     assert_same,
     compiled,
     numbers,
+    running,
     schedule,
     small_config,
 )
@@ -99,18 +109,20 @@ def test_iterations_continue_the_episode():
     network = Sequential([Counter(), heads(1, 1, jax.random.key(0))])
     start, step = compiled(env, network, small_config(rollout_length=3))
     state = start(jax.random.key(1))
+    state, _ = step(state)
     elapsed = np.asarray(state.rollout_state.env_state.info["episode_steps"])
-    count = np.zeros(4)
+    count = np.asarray(state.rollout_state.network_state[0])
     assert len(set(elapsed.tolist())) > 1  # staggered: they do not end together
+    assert ((count == 3) | (count == elapsed)).all()
     for _ in range(4):
         state, _ = step(state)
         for _ in range(3):
-            count = np.where(elapsed == 4, 0, count + 1)
-            elapsed = (elapsed + 1) % 5
+            count = np.where(elapsed == 5, 1, count + 1)
+            elapsed = elapsed % 5 + 1
         carry = state.rollout_state.network_state[0]
         np.testing.assert_array_equal(carry, count)
         np.testing.assert_array_equal(state.rollout_state.env_state.info["episode_steps"], elapsed)
-        np.testing.assert_array_equal(state.rollout_state.fresh, elapsed == 0)
+        np.testing.assert_array_equal(state.rollout_state.fresh, elapsed == 5)
 
 
 def test_transitions_show_the_episode_before_its_reset():
@@ -298,9 +310,9 @@ def test_masked_time_limits_are_not_evaluated():
     network = network_with_memory(jax.random.key(0))
     carry = network.initialize_state(3, key=jax.random.key(1))
     batched, strategy = batched_env(ENV, network, carry, 3), CachedReset()
-    _, reset_state = strategy.start(batched, 3, jax.random.key(2))
+    reset_state = strategy.start(batched, 3, jax.random.key(2))
     env_state = schedule([0.5, -0.5, 1.0], truncate=[(1, 1), (3, 2)], terminate=[(2, 0)])
-    state = RolloutState(env_state, carry, reset_state, jnp.zeros(3, jnp.bool_))
+    state = RolloutState(env_state, carry, reset_state, jnp.zeros(3, jnp.bool_), jnp.array(True))
 
     def run(truncation):
         stepper = Stepper(batched, network, strategy, LoggingLevel.NONE, truncation)
@@ -360,9 +372,9 @@ def test_time_limit_and_termination_on_one_step(ends_at, expected):
 
     class Next(ResetStrategy):
         def start(self, env, n_envs, key):
-            return state, ()
+            return ()
 
-        def deal(self, env, state, done, key):
+        def deal(self, env, state, wanted, key):
             return next_episode, ()
 
     config = small_config(discounting_factor=0.9, gae_lambda=1.0)
@@ -501,7 +513,7 @@ def test_bad_steps_are_counted_and_left_out():
     planted = schedule(
         [0.5, -0.5, 1.0, 2.0], damage=[(2, 1, NAN_REWARD), (3, 2, NAN_OBS)], terminate=[(3, 2)]
     )
-    state = eqx.tree_at(lambda s: s.rollout_state.env_state, state, planted)
+    state = eqx.tree_at(lambda s: s.rollout_state, state, running(state.rollout_state, planted))
     state, metrics = step(state)
     assert float(metrics["invalid_steps"]) == 2
     assert float(metrics["skipped_updates"]) == 0
@@ -520,8 +532,9 @@ def test_bad_steps_are_counted_and_left_out():
 def collected(config, env_state, network, carry, **options):
     batched = batched_env(ENV, network, carry, config.n_envs)
     strategy = CachedReset()
-    _, reset_state = strategy.start(batched, config.n_envs, jax.random.key(0))
-    state = RolloutState(env_state, carry, reset_state, jnp.zeros(config.n_envs, jnp.bool_))
+    reset_state = strategy.start(batched, config.n_envs, jax.random.key(0))
+    running = jnp.zeros(config.n_envs, jnp.bool_)
+    state = RolloutState(env_state, carry, reset_state, running, begun=jnp.array(True))
     stepper = Stepper(batched, network, strategy, LoggingLevel.NONE)
     return jax.jit(
         lambda state: collect(
@@ -547,11 +560,11 @@ def test_segment_starts_from_the_carry_at_its_start():
     carry = jnp.array([10.0, 20.0, 30.0, 40.0])
     rollout = collected(config, schedule([0.0] * 4, terminate=[(1, 2)]), CountingPolicy(), carry)
     assert isinstance(rollout, Rollout)
-    np.testing.assert_array_equal(rollout.network_states, [[10, 20, 30, 40], [12, 22, 0, 42]])
+    np.testing.assert_array_equal(rollout.network_states, [[10, 20, 30, 40], [12, 22, 32, 42]])
     np.testing.assert_array_equal(rollout.fresh, [[False] * 4, [False, False, True, False]])
     # Samples are numbered segment by segment: 6 is segment 1 of environment 2.
     batch = _take(_samples(rollout, config), jnp.array([6, 3, 4]), config)
-    np.testing.assert_array_equal(batch.network_state, [0.0, 40.0, 12.0])
+    np.testing.assert_array_equal(batch.network_state, [32.0, 40.0, 12.0])
     np.testing.assert_array_equal(batch.fresh, [True, False, False])
     np.testing.assert_array_equal(batch.transitions.obs[:, :, 0].T, [[0, 1], [0, 1], [2, 3]])
     out = replay(CountingPolicy(), batch.network_state, batch.fresh, batch.transitions)
@@ -582,3 +595,72 @@ def test_shuffling_changes_no_likelihood(segment_length):
     assert not np.allclose(shuffled, segments, atol=1e-3)
     plain, plain_advantages = log_likelihoods(jnp.arange(4 * config.n_segments))
     assert_close((shuffled, advantages), (plain[:, order], plain_advantages[:, order]), atol=1e-6)
+
+
+# --- Where episodes begin -------------------------------------------------------------------
+
+
+@jax.jit
+def _marked_reset(key):
+    return jax.random.uniform(key, (1,), jnp.float32)
+
+
+class Beginnings:
+    """Episodes of one step; an observation tells what was done to its start."""
+
+    observation_size: ClassVar[int] = 1
+    action_size: ClassVar[int] = 1
+
+    def reset(self, key):
+        return State(_marked_reset(key), jnp.zeros(()), jnp.array(False), {}, {})
+
+    def step(self, state, action):
+        return state.replace(obs=state.obs + 1000.0, done=jnp.array(True))
+
+    def stagger(self, state, key):
+        return state.replace(obs=state.obs + 10.0)
+
+    def carry_over(self, ended, fresh):
+        return fresh.replace(obs=fresh.obs + 100.0)
+
+
+@pytest.mark.parametrize("strategy", [PooledReset(), FreshReset(), CachedReset()], ids=str)
+def test_how_episodes_begin(strategy):
+    """Only first episodes are staggered, and only later ones keep something of the last one."""
+    network = heads(1, 1, jax.random.key(0))
+    config = small_config(rollout_length=3, reset_strategy=strategy)
+    start, step = compiled(Beginnings(), network, config)
+    state = start(jax.random.key(1))
+    assert not state.rollout_state.begun
+    assert state.rollout_state.fresh.all()
+    assert not state.rollout_state.env_state.obs.any()
+    batched = BatchedEnv(Beginnings(), state.env_spec)
+    stepper = Stepper(batched, network, strategy, LoggingLevel.NONE, staggers=True)
+    run = jax.jit(lambda state, key: collect(stepper, state, 3, 1, key))
+    after, rollout = run(state.rollout_state, jax.random.key(2))
+    starts = np.asarray(rollout.transitions.obs[..., 0])
+    np.testing.assert_array_equal(np.floor(starts / 10.0), [[1.0] * 4, [10.0] * 4, [10.0] * 4])
+    assert after.begun
+    assert after.fresh.all()
+    np.testing.assert_array_equal(after.env_state.obs[:, 0], starts[-1] + 1000.0)
+    _, rollout = run(after, jax.random.key(3))
+    np.testing.assert_array_equal(
+        np.floor(rollout.transitions.obs[..., 0] / 10.0), [[10.0] * 4] * 3
+    )
+    moved, _ = step(state)
+    assert moved.rollout_state.begun
+
+
+def test_resets_are_compiled_in_one_place():
+    """They take most of the time to compile where a reset simulates physics."""
+    network, config = heads(1, 1, jax.random.key(0)), small_config(reset_strategy=PooledReset())
+
+    def count(function, *args):
+        return str(jax.make_jaxpr(function)(*args)).count("name=_marked_reset")
+
+    def start(key):
+        return new_training_state(Beginnings(), network, config, key)
+
+    state = start(jax.random.key(0))
+    assert count(start, jax.random.key(0)) == 0
+    assert count(lambda state: ppo_step(Beginnings(), state, config), state) == 1

@@ -216,20 +216,31 @@ def test_training_repeats_and_its_replay_is_exact(training):
 
 
 def test_a_state_is_used_once(training):
-    state = training.start(jax.random.key(0))
+    state, _ = training.step(training.start(jax.random.key(0)))
     following, _ = training.step(state)
+    n_seeds = [len(line.seeds) for line in training.lines]
     with pytest.raises(jax.errors.JaxRuntimeError, match=r"cannot go back.*restart_episodes"):
         jax.block_until_ready(training.step(state))
-    assert [line.n_steps for line in training.lines] == [8] * N_ENVS  # nothing was done
+    assert [line.n_steps for line in training.lines] == [16] * N_ENVS  # nothing was done
+    assert [len(line.seeds) for line in training.lines] == n_seeds
     state, _ = training.step(following)
-    assert int(state.counts.steps) == 48
-    assert [line.n_steps for line in training.lines] == [16] * N_ENVS
+    assert int(state.counts.steps) == 72
+    assert [line.n_steps for line in training.lines] == [24] * N_ENVS
+
+
+def test_a_start_begins_new_episodes_each_time(training):
+    start = training.start(jax.random.key(0))
+    first, _ = training.step(start)
+    again, _ = training.step(start)
+    assert_same(again.arrays, first.arrays)
+    with pytest.raises(jax.errors.JaxRuntimeError, match="cannot go back"):
+        jax.block_until_ready(training.step(first))
 
 
 def test_training_goes_on_with_new_episodes(training):
     """As after a checkpoint, whose states are not those of the host."""
     saved, _ = training.step(training.start(jax.random.key(0)))
-    training.start(jax.random.key(1))
+    training.step(training.start(jax.random.key(1)))
     with pytest.raises(jax.errors.JaxRuntimeError, match="cannot go back"):
         jax.block_until_ready(training.step(saved))
     state = training.restart(saved, jax.random.key(2))
@@ -258,8 +269,6 @@ def test_the_message_of_the_environment_is_seen(training):
     with pytest.raises(jax.errors.JaxRuntimeError, match="the motor of the line is too hot"):
         jax.block_until_ready(training.step(state))
     training.lines[1].break_down(None)
-    with pytest.raises(jax.errors.JaxRuntimeError, match="cannot go back"):  # it is nowhere now
-        jax.block_until_ready(training.step(state))
     training.step(training.start(jax.random.key(0)))
 
 

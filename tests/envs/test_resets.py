@@ -65,6 +65,13 @@ def batched(env=None):
     return BatchedEnv(env, env_spec(env, lambda obs: jax.ShapeDtypeStruct((1,), jnp.float32)))
 
 
+def begin(strategy, envs, n_envs, key):
+    """The first states of all environments, and what the strategy keeps then."""
+    start_key, deal_key = jax.random.split(key)
+    state = strategy.start(envs, n_envs, start_key)
+    return strategy.deal(envs, state, jnp.ones(n_envs, jnp.bool_), deal_key)
+
+
 def play(strategy, done, seed=0):
     """Deals along a script `done [T, B]`; the first states, the dealt ones and the last pool."""
     envs = batched()
@@ -72,7 +79,7 @@ def play(strategy, done, seed=0):
     @jax.jit
     def run(key, done):
         start_key, key = jax.random.split(key)
-        first, state = strategy.start(envs, done.shape[1], start_key)
+        first, state = begin(strategy, envs, done.shape[1], start_key)
 
         def step(state, inputs):
             done, key = inputs
@@ -116,14 +123,18 @@ def test_each_state_is_dealt_once(size, refill, script):
     kept = np.asarray(batched().unpack(pool.states).data.id)
     places = (int(pool.head) + np.arange(int(pool.available))) % len(kept)
     assert not set(kept[places].tolist()) & set(ids.tolist())
-    assert len(set(kept.tolist())) == len(kept)
+    assert len(set(kept[places].tolist())) == len(places)
 
 
 @pytest.mark.parametrize(("n_envs", "refill"), [(1, 1), (7, 1), (64, 8), (512, 64)])
 def test_refills_by_default(n_envs, refill):
-    """An eighth of the pool, at least one."""
-    _, pool = PooledReset().start(batched(), n_envs, jax.random.key(0))
-    assert int(pool.available) == n_envs + refill
+    """An eighth of the pool, at least one. It begins empty."""
+    pool = PooledReset().start(batched(), n_envs, jax.random.key(0))
+    assert {len(table) for table in pool.states.tables} == {n_envs + refill}
+    assert int(pool.available) == 0
+    one = jnp.arange(n_envs) == 0
+    _, pool = PooledReset().deal(batched(), pool, one, jax.random.key(1))
+    assert int(pool.available) == refill - 1
 
 
 def test_one_environment():
@@ -132,11 +143,10 @@ def test_one_environment():
 
 
 def test_the_pool_is_refilled_only_when_it_cannot_serve():
-    """10 states for 4 environments, refilled by 2: after 4 + 4 of them, 2 are left for 4."""
+    """4 environments, refilled by 3: 6 made for 4, then 3 more for the 2 that are left."""
     envs = batched()
-    strategy = PooledReset(10, 2)
-    _, pool = strategy.start(envs, 4, jax.random.key(0))
-    assert int(pool.available) == 12  # a place for every state of the pool and of a refill
+    strategy = PooledReset(10, 3)
+    pool = strategy.start(envs, 4, jax.random.key(0))
     before = pool
     _, pool = strategy.deal(envs, pool, jnp.zeros(4, jnp.bool_), jax.random.key(1))
     assert_same(pool, before)
@@ -144,19 +154,22 @@ def test_the_pool_is_refilled_only_when_it_cannot_serve():
     for seed in range(5):
         _, pool = strategy.deal(envs, pool, jnp.ones(4, jnp.bool_), jax.random.key(seed))
         available.append(int(pool.available))
-    assert available == [8, 4, 0, 0, 0]
-    assert int(pool.head) == 20 % 12
+    assert available == [2, 1, 0, 2, 1]
+    assert int(pool.head) == 20 % 13
+    _, pool = strategy.deal(envs, pool, jnp.arange(4) == 2, jax.random.key(5))
+    assert int(pool.available) == 0
 
 
 def test_dealt_in_the_order_of_the_environments():
     envs = batched()
-    strategy = PooledReset(8, 2)
-    _, pool = strategy.start(envs, 5, jax.random.key(0))
+    strategy = PooledReset(8, 8)
+    _, pool = begin(strategy, envs, 5, jax.random.key(0))
+    assert int(pool.available) == 3
     done = jnp.array([False, True, False, True, True])
     dealt, after = strategy.deal(envs, pool, done, jax.random.key(1))
-    np.testing.assert_array_equal(dealt.data.id[done], envs.unpack(pool.states).data.id[:3])
-    assert int(after.head) == 3
-    assert int(after.available) == int(pool.available) - 3
+    np.testing.assert_array_equal(dealt.data.id[done], envs.unpack(pool.states).data.id[5:8])
+    assert int(after.head) == 8
+    assert int(after.available) == 0
 
 
 @pytest.mark.parametrize("strategy", [PooledReset(), FreshReset(), CachedReset()], ids=str)
@@ -174,7 +187,7 @@ def test_keys_of_another_implementation(strategy):
     """Environments may keep keys in their state, of the kind that training is run with."""
     envs = batched()
     key = jax.random.key(0, impl="rbg")
-    first, state = jax.jit(lambda key: strategy.start(envs, 4, key))(key)
+    first, state = jax.jit(lambda key: begin(strategy, envs, 4, key))(key)
     assert jax.random.key_impl(first.data.rng) == jax.random.key_impl(key)
     dealt, _ = jax.jit(lambda s, key: strategy.deal(envs, s, jnp.ones(4, jnp.bool_), key))(
         state, jax.random.fold_in(key, 1)
@@ -190,7 +203,7 @@ def test_under_vmap():
     done = jnp.asarray(rng.random((3, 20, 4)) < np.array([0.0, 0.2, 0.9])[:, None, None])
 
     def run(key, done):
-        first, pool = strategy.start(envs, 4, key)
+        first, pool = begin(strategy, envs, 4, key)
 
         def step(pool, inputs):
             dealt, pool = strategy.deal(envs, pool, *inputs)
@@ -338,7 +351,7 @@ def test_which_environment_gets_which_state_is_unrelated():
 
 
 def starts_in_training(strategy, n_iterations, n_envs=16, length=32):
-    """The starts of all episodes that training sees, the first ones apart, by environment."""
+    """The starts of all episodes that training sees, by environment."""
     config = PPOConfig(
         n_envs=n_envs, rollout_length=length, n_minibatches=1, reset_strategy=strategy
     )
@@ -349,7 +362,6 @@ def starts_in_training(strategy, n_iterations, n_envs=16, length=32):
     stepper = Stepper(BatchedEnv(Draws(), state.env_spec), network, strategy, LoggingLevel.NONE)
     run = jax.jit(lambda state, key: collect(stepper, state, length, 1, key))
     rollout_state, seen = state.rollout_state, []
-    first = np.asarray(rollout_state.env_state.obs)
     for index in range(n_iterations):
         rollout_state, rollout = run(rollout_state, jax.random.key(100 + index))
         seen.append(rollout.transitions)
@@ -357,14 +369,15 @@ def starts_in_training(strategy, n_iterations, n_envs=16, length=32):
         np.concatenate([np.asarray(part) for part in parts])
         for parts in zip(*((part.obs, part.done) for part in seen), strict=True)
     )
-    return first, [obs[1:, env][done[:-1, env]] for env in range(n_envs)]
+    begins = np.concatenate([np.ones((1, n_envs), bool), done[:-1]])
+    return [obs[begins[:, env], env] for env in range(n_envs)]
 
 
 @pytest.mark.parametrize("strategy", [PooledReset(), PooledReset(40, 3), FreshReset()], ids=str)
 def test_starts_over_a_training_run(strategy):
     """All different, over many rollouts with one pool, and distributed as those of `reset`."""
-    first, starts = starts_in_training(strategy, 10)
-    everything = np.concatenate([first, *starts])
+    starts = starts_in_training(strategy, 10)
+    everything = np.concatenate(starts)
     assert len(everything) > 2000
     assert len(np.unique(everything, axis=0)) == len(everything)
     everything = everything[:, 0]
@@ -379,8 +392,8 @@ def test_starts_over_a_training_run(strategy):
 
 
 def test_cached_starts_over_a_training_run():
-    first, starts = starts_in_training(CachedReset(), 3)
-    assert len(np.unique(first, axis=0)) == 16
-    for own_first, own in zip(first, starts, strict=True):
+    starts = starts_in_training(CachedReset(), 3)
+    assert len(np.unique([own[0] for own in starts], axis=0)) == 16
+    for own in starts:
         assert len(own) > 20
-        np.testing.assert_array_equal(own, [own_first] * len(own))
+        np.testing.assert_array_equal(own, [own[0]] * len(own))

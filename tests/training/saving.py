@@ -22,7 +22,9 @@ def state_of(network=None, optimizer_state=(), env_state=(), steps=0, seed=0):
     return TrainingState(
         arrays=arrays,
         optimizer_state=optimizer_state,
-        rollout_state=RolloutState(env_state, (), (), jnp.ones(2, jnp.bool_)),
+        rollout_state=RolloutState(
+            env_state, (), (), fresh=jnp.ones(2, jnp.bool_), begun=jnp.array(True)
+        ),
         key=jax.random.key(seed),
         counts=Counts(*(new_counter(steps) for _ in Counts._fields)),
         remainder=remainder,

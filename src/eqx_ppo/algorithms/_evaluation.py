@@ -13,10 +13,8 @@ from eqx_ppo._tree import expand_to
 from eqx_ppo._typing import KeyLike, Metrics, Tree
 from eqx_ppo.algorithms._config import EvalConfig, LoggingLevel
 from eqx_ppo.algorithms._metrics import summarize
-from eqx_ppo.algorithms._replay import refresh
 from eqx_ppo.algorithms._rollout import batched_env
-from eqx_ppo.algorithms._step import Stepper, StepState, advance
-from eqx_ppo.algorithms._transition import RolloutState
+from eqx_ppo.algorithms._step import Stepper, StepState, advance, renew
 from eqx_ppo.envs import CachedReset, Env, own_resets
 from eqx_ppo.networks import StatefulModule
 
@@ -83,7 +81,8 @@ def eval_rollout(
 
     def step(carry):
         time, state, alive, n_counted, result = carry
-        state, transition, _ = advance(stepper, state, jax.random.fold_in(step_key, time))
+        state = renew(stepper, state, jax.random.fold_in(step_key, time))
+        state, transition, _ = advance(stepper, state)
         counts = alive & transition.valid
         result = EvalResult(
             returns=_accumulate(result.returns, transition.rewards, counts),
@@ -142,20 +141,18 @@ def _start(
     They return to their first states, which costs nothing and counts for nothing.
     """
     reset_key, network_key = keys
-    fresh = jnp.ones(n_envs, jnp.bool_)
-    network_state = refresh(network, network.initialize_state(n_envs, key=network_key), fresh)
+    network_state = network.initialize_state(n_envs, key=network_key)
     batched = batched_env(env, network, network_state, n_envs)
     strategy = own_resets(env, CachedReset())
-    env_state, reset_state = strategy.start(batched, n_envs, reset_key)
     stepper = Stepper(batched, network, strategy, levels)
-    return stepper, stepper.pack(RolloutState(env_state, network_state, reset_state, fresh))
+    return stepper, stepper.pack(stepper.start(network_state, n_envs, reset_key))
 
 
 def _empty(stepper: Stepper, state: StepState) -> EvalResult:
     """The result before the first step, in the structure that its steps will have."""
 
     def recorded(state):
-        transition = advance(stepper, state, jax.random.key(0))[1]
+        transition = advance(stepper, state)[1]
         return transition.rewards, transition.metrics
 
     rewards, metrics = jax.tree.map(

@@ -63,6 +63,7 @@ def ppo_step(
         strategy=config.reset_strategy,
         levels=config.logging_level,
         truncation=config.truncation,
+        staggers=True,
     )
     rollout_state, rollout = collect(
         stepper, training_state.rollout_state, config.rollout_length, config.n_segments, rollout_key

@@ -11,10 +11,8 @@ from eqx_ppo._checks import typed
 from eqx_ppo._keys import as_key
 from eqx_ppo._typing import EnvState, KeyLike, Tree
 from eqx_ppo.algorithms._config import LoggingLevel
-from eqx_ppo.algorithms._replay import refresh
 from eqx_ppo.algorithms._rollout import batched_env
-from eqx_ppo.algorithms._step import Stepper, StepState, advance
-from eqx_ppo.algorithms._transition import RolloutState
+from eqx_ppo.algorithms._step import Stepper, StepState, advance, renew
 from eqx_ppo.envs import Env, PooledReset, own_resets
 from eqx_ppo.networks import StatefulModule
 
@@ -72,7 +70,8 @@ def record_rollout(
     stepper, state = _start(env, network, reset_key, network_key)
 
     def step(state, time):
-        next_state, transition, _ = advance(stepper, state, jax.random.fold_in(step_key, time))
+        state = renew(stepper, state, jax.random.fold_in(step_key, time))
+        next_state, transition, _ = advance(stepper, state)
         seen = _single(stepper, stepper.unpack(state).env_state)
         rows = (transition.network_output.actions, transition.rewards, transition.done)
         actions, rewards, done = jax.tree.map(lambda leaf: leaf[0], rows)
@@ -89,9 +88,8 @@ def record_rollout(
         return time + 1, n_ended + row.done.astype(jnp.int32), state, recorded
 
     zero = jnp.zeros((), jnp.int32)
-    empty = jax.tree.map(
-        lambda leaf: jnp.broadcast_to(leaf[None], (max_steps, *leaf.shape)), step(state, zero)[1]
-    )
+    _, row = jax.eval_shape(step, state, zero)
+    empty = jax.tree.map(lambda leaf: jnp.zeros((max_steps, *leaf.shape), leaf.dtype), row)
     length, _, _, recorded = jax.lax.while_loop(recording, record, (zero, zero, state, empty))
     return recorded._replace(length=length)
 
@@ -100,12 +98,11 @@ def _start(
     env: Env, network: StatefulModule, reset_key: Array, network_key: Array
 ) -> tuple[Stepper, StepState]:
     """A fresh environment and carry, and what steps them."""
-    fresh, strategy = jnp.ones(1, jnp.bool_), own_resets(env, PooledReset())
-    network_state = refresh(network, network.initialize_state(1, key=network_key), fresh)
+    strategy = own_resets(env, PooledReset())
+    network_state = network.initialize_state(1, key=network_key)
     batched = batched_env(env, network, network_state, 1)
-    env_state, reset_state = strategy.start(batched, 1, reset_key)
     stepper = Stepper(batched, network, strategy, LoggingLevel.NONE)
-    return stepper, stepper.pack(RolloutState(env_state, network_state, reset_state, fresh))
+    return stepper, stepper.pack(stepper.start(network_state, 1, reset_key))
 
 
 def _single(stepper: Stepper, env_state: EnvState) -> EnvState:

@@ -11,7 +11,7 @@ from eqx_ppo._keys import as_key
 from eqx_ppo._typing import Extras, KeyLike, State, Tree
 from eqx_ppo.algorithms._config import LoggingLevel
 from eqx_ppo.algorithms._replay import refresh
-from eqx_ppo.algorithms._step import Stepper, advance, bootstrap_values
+from eqx_ppo.algorithms._step import Stepper, advance, bootstrap_values, finite_rows, renew
 from eqx_ppo.algorithms._transition import Rollout, RolloutState, Transition
 from eqx_ppo.envs import (
     BatchedEnv,
@@ -66,16 +66,20 @@ def unroll_env(  # noqa: PLR0913 (six that are always given, three options)
     n_envs = jnp.shape(env_state.done)[0]
     batched = batched_env(env, network, network_state, n_envs)
     strategy = own_resets(env, FreshReset()) if reset_strategy is None else reset_strategy
-    step_key, start_key = jax.random.split(as_key(key))
+    step_key, start_key, last_key = jax.random.split(as_key(key), 3)
     env_state = batched.canonicalize(env_state)
+    if fresh is not None:
+        network_state = refresh(network, network_state, fresh)
     state = RolloutState(
         env_state=env_state,
         network_state=network_state,
         reset_state=strategy.adopt(batched, env_state, start_key),
-        fresh=jnp.zeros(n_envs, jnp.bool_) if fresh is None else fresh,
+        fresh=jnp.zeros(n_envs, jnp.bool_),
+        begun=jnp.ones((), jnp.bool_),
     )
     stepper = Stepper(batched, network, strategy, logging_level)
     state, rollout = collect(stepper, state, unroll_length, 1, step_key)
+    state = stepper.unpack(renew(stepper, stepper.pack(state), last_key))
     return state.network_state, state.env_state, rollout.transitions
 
 
@@ -84,18 +88,18 @@ def collect(
 ) -> tuple[RolloutState, Rollout]:
     """A rollout of `length` steps in `n_segments` equal segments.
 
+    Episodes that end with its last step are renewed by the next rollout.
+
     The value of the next observation is evaluated where an episode was truncated and after
     the last step; everywhere else it is the estimate of the step that follows. These
     evaluations change no state. A stepper with `truncation="mask"` leaves out the former:
     there the value is 0.
     """
-    network = stepper.network
-    state = state._replace(network_state=refresh(network, state.network_state, state.fresh))
-    n_envs = state.fresh.shape[0]
+    network, n_envs = stepper.network, state.fresh.shape[0]
     shared = _SharedLeaves()
 
     def step(state, key):
-        next_state, transition, end = advance(stepper, state, key)
+        next_state, transition, end = advance(stepper, renew(stepper, state, key))
         if stepper.truncation == "bootstrap":
             final_values = bootstrap_values(
                 network,
@@ -118,7 +122,8 @@ def collect(
     transitions = jax.tree.map(
         lambda leaf: leaf.reshape(length, *leaf.shape[2:]), rollout.transitions
     )
-    last_values = network(state.network_state, state.env_state.obs, None).output.value_estimates
+    last_obs, _ = finite_rows(state.env_state.obs, n_envs)
+    last_values = network(state.network_state, last_obs, None).output.value_estimates
     values = transitions.network_output.value_estimates
     transitions = transitions._replace(
         next_values=shift_values(

@@ -1,4 +1,7 @@
-"""The one environment step: rollout, evaluation and recording all use it."""
+"""The one environment step: rollout, evaluation and recording all use it.
+
+It has two parts: `renew` begins an episode where the last one is over, `advance` acts.
+"""
 
 import functools
 from typing import NamedTuple, final
@@ -7,9 +10,10 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Key
 
-from eqx_ppo._tree import expand_to, is_floating, take_rows, tree_where
+from eqx_ppo._tree import expand_to, is_floating, take_rows
 from eqx_ppo._typing import EnvState, Metrics, State, Tree
 from eqx_ppo.algorithms._config import LoggingLevel, Truncation
+from eqx_ppo.algorithms._replay import refresh
 from eqx_ppo.algorithms._transition import RolloutState, Transition
 from eqx_ppo.envs import BatchedEnv, PackedStates, ResetStrategy, episode_end
 from eqx_ppo.networks import PPONetworkOutput, StatefulModule, at_path
@@ -20,7 +24,8 @@ class Stepper(NamedTuple):
     """What stays the same over the steps of a rollout.
 
     `levels` says which metrics a transition records, `truncation` whether a rollout evaluates
-    the observations at time limits.
+    the observations at time limits, `staggers` whether environments that can be are spread over
+    their first episode.
     """
 
     env: BatchedEnv
@@ -28,6 +33,17 @@ class Stepper(NamedTuple):
     strategy: ResetStrategy
     levels: LoggingLevel
     truncation: Truncation = "bootstrap"
+    staggers: bool = False
+
+    def start(self, network_state: State, n_envs: int, key: Key[Array, ""]) -> RolloutState:
+        """The state before all episodes, for an initial carry of the network."""
+        return RolloutState(
+            env_state=self.env.blank(n_envs, key),
+            network_state=network_state,
+            reset_state=self.strategy.start(self.env, n_envs, key),
+            fresh=jnp.ones(n_envs, jnp.bool_),
+            begun=jnp.zeros((), jnp.bool_),
+        )
 
     def pack(self, state: RolloutState) -> "StepState":
         """The state in the form in which a loop over steps carries it."""
@@ -50,32 +66,46 @@ class StepState(NamedTuple):
     network_state: State
     reset_state: Tree
     fresh: Bool[Array, " B"]
+    begun: Bool[Array, ""]
 
 
 class StepEnd(NamedTuple):
-    """Where a step led, before any reset: the true next observation and carry."""
+    """Where a step led: the true next observation and carry."""
 
     obs: Tree
     network_state: State
 
 
-def advance(
-    stepper: Stepper, state: StepState, key: Key[Array, ""]
-) -> tuple[StepState, Transition, StepEnd]:
-    """Acts once in every environment.
+def renew(stepper: Stepper, state: StepState, key: Key[Array, ""]) -> StepState:
+    """Resets environment and carry where the next step begins an episode."""
+    deal_key, stagger_key = jax.random.split(key)
+    dealt, reset_state = stepper.strategy.deal(
+        stepper.env, state.reset_state, state.fresh, deal_key
+    )
+    rows = _first_rows(stepper, state, dealt, stagger_key)
+    return StepState(
+        env_rows=rows.where(state.fresh, state.env_rows),
+        network_state=refresh(stepper.network, state.network_state, state.fresh),
+        reset_state=reset_state,
+        fresh=jnp.zeros_like(state.fresh),
+        begun=jnp.ones_like(state.begun),
+    )
 
-    After the transition is recorded, environment and carry of each ended episode are
-    reset. A step that leaves an environment non-finite ends its episode and is marked as
-    not `valid`; no later step sees the value. So is a step from a state that was not finite
-    to begin with (a faulty reset), whose observation the network gets as zeros.
+
+def advance(stepper: Stepper, state: StepState) -> tuple[StepState, Transition, StepEnd]:
+    """Acts once in every environment, in states of which none is `fresh`.
+
+    A step that leaves an environment non-finite ends its episode and is marked as not
+    `valid`; no later step sees the value. So is a step from a state that was not finite to
+    begin with (a faulty reset), whose observation the network gets as zeros.
 
     **Returns:** the state for the next step; the transition, with zeros for `next_values`;
-    and the end of the step before the resets, from which those can be computed.
+    and the end of the step, from which those can be computed.
     """
-    env, network, strategy, levels, _ = stepper
+    env, network, levels = stepper.env, stepper.network, stepper.levels
     n_envs, rows = state.fresh.shape[0], state.env_rows
     env_state = env.unpack(rows)
-    obs, seen = _finite_rows(env_state.obs, n_envs)
+    obs, seen = finite_rows(env_state.obs, n_envs)
     with at_path("", network, obs):
         out = network(state.network_state, obs, None)
     stepped = env.step(env_state, out.output.actions)
@@ -85,17 +115,8 @@ def advance(
     valid = seen & _still_finite(rows, stepped_rows, (stepped.obs, stepped.reward))
     terminated, truncated = terminated | ~valid, truncated & valid
     done = terminated | truncated
-
-    fresh_states, reset_state = strategy.deal(env, state.reset_state, done, key)
-    if env.carries_over:
-        ended = env.unpack(stepped_rows.where(valid, rows))
-        fresh_states = env.carry_over(ended, fresh_states)
-    fresh_rows = env.pack(fresh_states, n_envs, like=rows)
-    next_state = StepState(
-        env_rows=fresh_rows.where(done, stepped_rows),
-        network_state=tree_where(done, network.reset_state(out.next_state), out.next_state),
-        reset_state=reset_state,
-        fresh=done,
+    next_state = state._replace(
+        env_rows=rows.where(~valid, stepped_rows), network_state=out.next_state, fresh=done
     )
     transition = Transition(
         obs=obs,
@@ -149,7 +170,32 @@ def bootstrap_values(
     return values
 
 
-def _finite_rows(obs: Tree, n_envs: int) -> tuple[Tree, Bool[Array, " B"]]:
+def _first_rows(
+    stepper: Stepper, state: StepState, dealt: EnvState, key: Key[Array, ""]
+) -> PackedStates:
+    """Dealt states, with what an environment keeps of its last episode, if it had one."""
+    env, n_envs, rows = stepper.env, state.fresh.shape[0], state.env_rows
+    dealt_rows = env.pack(dealt, n_envs, like=rows)  # a branch takes its operands leaf by leaf
+    staggers, carries_over = stepper.staggers and env.staggers, env.carries_over
+
+    def first():
+        if not staggers:
+            return dealt_rows.tables
+        staggered = env.stagger(env.unpack(dealt_rows), jax.random.split(key, n_envs))
+        return env.pack(staggered, n_envs, like=rows).tables
+
+    def later():
+        if not carries_over:
+            return dealt_rows.tables
+        kept = env.carry_over(env.unpack(rows), env.unpack(dealt_rows))
+        return env.pack(kept, n_envs, like=rows).tables
+
+    if not (staggers or carries_over):
+        return dealt_rows
+    return rows._replace(tables=jax.lax.cond(state.begun, later, first))
+
+
+def finite_rows(obs: Tree, n_envs: int) -> tuple[Tree, Bool[Array, " B"]]:
     """The observation with zeros for environments where it is not finite; and where it is."""
     parts = [jnp.ones((n_envs, 1), jnp.bool_)]
     leaves = filter(is_floating, jax.tree.leaves(obs))

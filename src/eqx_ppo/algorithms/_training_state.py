@@ -16,12 +16,12 @@ from eqx_ppo._typing import KeyLike, Tree, TreeDef
 from eqx_ppo.algorithms._config import PPOConfig
 from eqx_ppo.algorithms._optimizer import make_optimizer
 from eqx_ppo.algorithms._rollout import batched_env
+from eqx_ppo.algorithms._step import Stepper
 from eqx_ppo.algorithms._transition import RolloutState
 from eqx_ppo.envs import (
     Env,
     EnvSpec,
     ResetStrategy,
-    SupportsStagger,
     Wrapper,
     own_resets,
     warn_without_time_limit,
@@ -118,8 +118,8 @@ def new_training_state(
     """The start of training.
 
     Pure: under `jax.jit` its leaves own their buffers, so that they can be donated, and
-    `network` itself is not part of the result. An environment with a `stagger` method is
-    spread over its episode.
+    `network` itself is not part of the result. The environments are reset by the first step,
+    and spread over their episode if they have a `stagger` method.
 
     **Arguments:**
 
@@ -133,11 +133,11 @@ def new_training_state(
 
     **Warns:** `TimeLimitWarning` for an environment that cannot report a time limit.
     """
-    keys = jax.random.split(as_key(key), 4)
+    network_key, reset_key, next_key = jax.random.split(as_key(key), 3)
     optimizer = make_optimizer(config, optimizer)
     arrays, remainder = split_network(network)
     network = join_network(arrays, remainder)  # without NumPy arrays
-    rollout_state, spec = _first_states(env, network, config, keys[:3])
+    rollout_state, spec = _first_states(env, network, config, (network_key, reset_key))
     innermost = env.unwrapped if isinstance(env, Wrapper) else env
     warn_without_time_limit(innermost, rollout_state.env_state)
     return TrainingState(
@@ -146,7 +146,7 @@ def new_training_state(
             strong_type, optimizer.init(eqx.filter(network, trainable(network)))
         ),
         rollout_state=rollout_state,
-        key=keys[3],
+        key=next_key,
         counts=Counts(*(new_counter() for _ in Counts._fields)),
         remainder=remainder,
         env_spec=spec,
@@ -172,26 +172,26 @@ def restart_episodes(
 
     **Raises:** `ValueError` where environment and network do not fit each other.
     """
-    keys = jax.random.split(as_key(key), 3)
-    rollout_state, spec = _first_states(env, training_state.network, config, keys)
+    network_key, reset_key = jax.random.split(as_key(key))
+    rollout_state, spec = _first_states(
+        env, training_state.network, config, (network_key, reset_key)
+    )
     return replace(training_state, rollout_state=rollout_state, env_spec=spec)
 
 
 def _first_states(
-    env: Env, network: StatefulModule, config: PPOConfig, keys: Key[Array, "3"]
+    env: Env, network: StatefulModule, config: PPOConfig, keys: tuple[KeyLike, KeyLike]
 ) -> tuple[RolloutState, EnvSpec]:
-    """New episodes and carries, and the layout of the environment's states."""
-    network_state = network.initialize_state(config.n_envs, key=keys[0])
+    """The state before all episodes, and the layout of the environment's states."""
+    network_key, reset_key = keys
+    network_state = network.initialize_state(config.n_envs, key=network_key)
     network_state = jax.tree.map(strong_type, network_state)
     batched = batched_env(env, network, network_state, config.n_envs)
     _check_resets(env, config.reset_strategy)
-    env_state, reset_state = config.reset_strategy.start(batched, config.n_envs, keys[1])
-    if isinstance(env, SupportsStagger):
-        stagger_keys = jax.random.split(keys[2], config.n_envs)
-        env_state = batched.map(env.stagger, env_state, stagger_keys, "stagger")
-    _check_fit(network, network_state, env_state, config)
-    fresh = jnp.ones(config.n_envs, jnp.bool_)
-    return RolloutState(env_state, network_state, reset_state, fresh), batched.spec
+    stepper = Stepper(batched, network, config.reset_strategy, config.logging_level)
+    state = stepper.start(network_state, config.n_envs, reset_key)
+    _check_fit(network, network_state, state.env_state, config)
+    return state, batched.spec
 
 
 def _check_resets(env: Env, strategy: ResetStrategy) -> None:

@@ -16,7 +16,7 @@ class Transition(NamedTuple):
     - `network_output`: what it returned.
     - `rewards`: one `[B]` float32 array per reward; 0 where not `valid`.
     - `terminated`, `truncated`: how the episode ended, if it did; never both.
-    - `done`: either of them; environment and carry were reset after this step.
+    - `done`: either of them; environment and carry were reset before the next step.
     - `valid`: false where the environment's state, observation or reward became
         non-finite. Such a step ends the episode (as a termination), and losses, advantages
         and metrics leave it out.
@@ -41,16 +41,20 @@ class Transition(NamedTuple):
 class RolloutState(NamedTuple):
     """Everything that goes from one environment step to the next.
 
-    - `env_state`: leaves `[B, ...]` (or shared).
-    - `network_state`: the carry, leaves `[B, ...]`.
+    - `env_state`: leaves `[B, ...]` (or shared). Where `fresh`, the state that the last episode
+        ended in, or zeros before the first one.
+    - `network_state`: the carry, leaves `[B, ...]`. Where `fresh`, that of the last episode.
     - `reset_state`: what the reset strategy keeps.
-    - `fresh`: which carries are at the start of an episode.
+    - `fresh`: which environments begin an episode with the next step. It gives them a new state
+        and a new carry first.
+    - `begun`: whether there have been episodes before.
     """
 
     env_state: EnvState
     network_state: State
     reset_state: Tree
     fresh: Bool[Array, " B"]
+    begun: Bool[Array, ""]
 
 
 class Rollout(NamedTuple):
@@ -58,7 +62,7 @@ class Rollout(NamedTuple):
 
     - `transitions`: leaves `[T, B, ...]`.
     - `network_states`: the carry at the start of each segment, leaves `[S, B, ...]`.
-    - `fresh`: which of them are at the start of an episode.
+    - `fresh`: where an episode begins there, so that the carry has to be made anew.
     """
 
     transitions: Transition

@@ -19,7 +19,7 @@ from eqx_ppo._tree import env_axes
 from eqx_ppo._typing import EnvState, Tree, TreeDef
 from eqx_ppo.envs._protocol import Env, check_state
 from eqx_ppo.envs._shared_leaves import first_dependent
-from eqx_ppo.envs._wrappers import carry_over
+from eqx_ppo.envs._wrappers import carry_over, stagger
 
 
 class EnvSpec(NamedTuple):
@@ -113,6 +113,17 @@ class BatchedEnv:
             jax.vmap(lambda key: self.spec.flatten(self.env.reset(key), "reset"))(keys)
         )
 
+    def blank(self, n_rows: int, key: Key[Array, ""]) -> EnvState:
+        """States of zeros, leaves `[n_rows, ...]`, for places that are yet to be filled.
+
+        Keys in them are of the kind that a reset with `key` gives.
+        """
+        leaves = self.spec.leaves
+        if any(jnp.issubdtype(leaf.dtype, jax.dtypes.extended) for leaf in leaves):
+            reset = jax.eval_shape(lambda key: self.spec.flatten(self.env.reset(key), "reset"), key)
+            leaves = tuple(reset)
+        return self.spec.unflatten([jnp.zeros((n_rows, *x.shape), x.dtype) for x in leaves])
+
     def step(self, state: EnvState, actions: Tree) -> EnvState:
         """One step of every environment; shared leaves stay shared."""
         return self.map(self.env.step, state, actions)
@@ -153,6 +164,26 @@ class BatchedEnv:
                 f"but `{source}` makes it depend on one of them. Give it an env axis from the "
                 "start, as `jax.vmap(env.reset)` does, or leave it as it is."
             ) from error
+
+    @property
+    def staggers(self) -> bool:
+        """Whether the environment can be spread over its first episode."""
+        found = []
+
+        def check(fresh):
+            start = self.spec.unflatten(fresh)
+            found.append(stagger(self.env, start, jax.random.key(0)) is not start)
+
+        jax.eval_shape(check, self.spec.leaves)
+        return found[-1]
+
+    def stagger(self, fresh: EnvState, keys: Key[Array, " B"]) -> EnvState:
+        """The `fresh` states, each at another time of its episode."""
+
+        def on_state(state, key):
+            return stagger(self.env, state, key)
+
+        return self.map(on_state, fresh, keys, "stagger")
 
     @property
     def carries_over(self) -> bool:

@@ -1,8 +1,9 @@
 """Where the next episode of an environment starts.
 
-The rollout, not the environment, ends episodes: after a step on which environments are done
-it asks a reset strategy for fresh states. A strategy is a small hashable record that is
-part of the configuration; what it carries along is part of the training state.
+The rollout, not the environment, begins episodes: before a step it asks a reset strategy for
+fresh states for the environments whose last episode is over, and for all of them before the
+first step. A strategy is a small hashable record that is part of the configuration; what it
+carries along is part of the training state.
 """
 
 import abc
@@ -22,20 +23,20 @@ class ResetStrategy(abc.ABC):
     """How fresh states are had. Subclass as a frozen dataclass."""
 
     @abc.abstractmethod
-    def start(self, env: BatchedEnv, n_envs: int, key: Key[Array, ""]) -> tuple[EnvState, Tree]:
-        """The first states of all environments `[B, ...]`, and the strategy's own state."""
+    def start(self, env: BatchedEnv, n_envs: int, key: Key[Array, ""]) -> Tree:
+        """The strategy's own state, before anything was dealt."""
 
     def adopt(self, env: BatchedEnv, states: EnvState, key: Key[Array, ""]) -> Tree:
         """The strategy's own state for environments that are running already, `[B, ...]`."""
-        return self.start(env, jnp.shape(states.done)[0], key)[1]
+        return self.start(env, jnp.shape(states.done)[0], key)
 
     @abc.abstractmethod
     def deal(
-        self, env: BatchedEnv, state: Tree, done: Bool[Array, " B"], key: Key[Array, ""]
+        self, env: BatchedEnv, state: Tree, wanted: Bool[Array, " B"], key: Key[Array, ""]
     ) -> tuple[EnvState, Tree]:
-        """A fresh state for every environment that is `done`, and the new strategy state.
+        """A fresh state for every environment in `wanted`, and the new strategy state.
 
-        **Returns:** leaves `[B, ...]`; rows of environments that are not done are not used.
+        **Returns:** leaves `[B, ...]`; rows of other environments are not used.
         """
 
 
@@ -47,15 +48,16 @@ class FreshReset(ResetStrategy):
     Exact and simple, and slow where a reset costs more than a step.
     """
 
-    def start(self, env: BatchedEnv, n_envs: int, key: Key[Array, ""]) -> tuple[EnvState, Tree]:
-        """One reset per environment; no state."""
-        return env.reset(jax.random.split(key, n_envs)), ()
+    def start(self, env: BatchedEnv, n_envs: int, key: Key[Array, ""]) -> Tree:
+        """No state."""
+        del env, n_envs, key
+        return ()
 
     def deal(
-        self, env: BatchedEnv, state: Tree, done: Bool[Array, " B"], key: Key[Array, ""]
+        self, env: BatchedEnv, state: Tree, wanted: Bool[Array, " B"], key: Key[Array, ""]
     ) -> tuple[EnvState, Tree]:
         """One reset per environment, wanted or not."""
-        return env.reset(jax.random.split(key, done.shape[0])), state
+        return env.reset(jax.random.split(key, wanted.shape[0])), state
 
 
 @final
@@ -68,10 +70,9 @@ class CachedReset(ResetStrategy):
     give it fresh ones: in the middle of an episode it would return there.
     """
 
-    def start(self, env: BatchedEnv, n_envs: int, key: Key[Array, ""]) -> tuple[EnvState, Tree]:
-        """One reset per environment, which is also kept."""
-        states = env.reset(jax.random.split(key, n_envs))
-        return states, self.adopt(env, states, key)
+    def start(self, env: BatchedEnv, n_envs: int, key: Key[Array, ""]) -> Tree:
+        """One reset per environment."""
+        return env.reset(jax.random.split(key, n_envs))
 
     def adopt(self, env: BatchedEnv, states: EnvState, key: Key[Array, ""]) -> Tree:
         """The states as they are: each environment's first one, as far as is known."""
@@ -79,9 +80,10 @@ class CachedReset(ResetStrategy):
         return jax.tree.map(jnp.copy, states)  # no buffer is shared
 
     def deal(
-        self, env: BatchedEnv, state: Tree, done: Bool[Array, " B"], key: Key[Array, ""]
+        self, env: BatchedEnv, state: Tree, wanted: Bool[Array, " B"], key: Key[Array, ""]
     ) -> tuple[EnvState, Tree]:
         """The first states."""
+        del env, wanted, key
         return state, state
 
 
@@ -121,26 +123,24 @@ class PooledReset(ResetStrategy):
                     f"`PooledReset.{name}` must be at least 1 and whole, but got {value!r}."
                 )
 
-    def start(self, env: BatchedEnv, n_envs: int, key: Key[Array, ""]) -> tuple[EnvState, Tree]:
-        """One reset per environment and per place in the pool, in one batch."""
+    def start(self, env: BatchedEnv, n_envs: int, key: Key[Array, ""]) -> PoolState:
+        """An empty pool, so that resets are compiled in one place: where it is refilled."""
         capacity, _ = self._sizes(n_envs)
-        states = env.pack(env.reset(jax.random.split(key, n_envs + capacity)), n_envs + capacity)
-        pool = PoolState(
-            _rows(states, n_envs + jnp.arange(capacity)),
+        return PoolState(
+            env.pack(env.blank(capacity, key), capacity),
             head=jnp.zeros((), jnp.int32),
-            available=jnp.full((), capacity, jnp.int32),
+            available=jnp.zeros((), jnp.int32),
         )
-        return env.unpack(_rows(states, jnp.arange(n_envs))), pool
 
     def deal(
-        self, env: BatchedEnv, state: PoolState, done: Bool[Array, " B"], key: Key[Array, ""]
+        self, env: BatchedEnv, state: PoolState, wanted: Bool[Array, " B"], key: Key[Array, ""]
     ) -> tuple[EnvState, PoolState]:
-        """The next undealt states, in the order of the environments that are done."""
-        capacity, refill = self._sizes(done.shape[0])
-        wanted = jnp.sum(done, dtype=jnp.int32)
+        """The next undealt states, in the order of the environments that want one."""
+        capacity, refill = self._sizes(wanted.shape[0])
+        n_wanted = jnp.sum(wanted, dtype=jnp.int32)
 
         def short(pool: PoolState) -> Bool[Array, ""]:
-            return pool.available < wanted
+            return pool.available < n_wanted
 
         def add(pool: PoolState) -> PoolState:
             keys = jax.random.split(jax.random.fold_in(key, pool.available), refill)
@@ -154,10 +154,10 @@ class PooledReset(ResetStrategy):
             return PoolState(states, pool.head, pool.available + refill)
 
         pool = jax.lax.while_loop(short, add, state)
-        rank = jnp.where(done, jnp.cumsum(done, dtype=jnp.int32) - 1, 0)
+        rank = jnp.where(wanted, jnp.cumsum(wanted, dtype=jnp.int32) - 1, 0)
         dealt = env.unpack(_rows(pool.states, (pool.head + rank) % capacity))
-        head = (pool.head + wanted) % capacity
-        return dealt, PoolState(pool.states, head, pool.available - wanted)
+        head = (pool.head + n_wanted) % capacity
+        return dealt, PoolState(pool.states, head, pool.available - n_wanted)
 
     def _sizes(self, n_envs: int) -> tuple[int, int]:
         """How many states the ring holds, and how many are made at a time."""

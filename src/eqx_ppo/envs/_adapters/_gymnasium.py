@@ -19,7 +19,8 @@ from types import ModuleType
 from typing import final
 
 import jax
-from jaxtyping import Array, Bool, Key
+import jax.numpy as jnp
+from jaxtyping import Array, Bool, Key, UInt32
 
 from eqx_ppo._checks import typed
 from eqx_ppo._keys import as_key
@@ -42,23 +43,25 @@ class HostReset(ResetStrategy):
     which follows from the key, so that a run repeats.
     """
 
-    def start(self, env: BatchedEnv, n_envs: int, key: Key[Array, ""]) -> tuple[EnvState, Tree]:
-        """Resets all environments; no state."""
-        _on_host(env)
-        return env.reset(jax.random.split(key, n_envs)), ()
+    def start(self, env: BatchedEnv, n_envs: int, key: Key[Array, ""]) -> Tree:
+        """The time on the host's clock at which it will be asked for resets."""
+        _on_host(env).check_number(n_envs)
+        del key
+        return jnp.zeros((), jnp.uint32)  # none yet: the first call resets all
 
     def adopt(self, env: BatchedEnv, states: EnvState, key: Key[Array, ""]) -> Tree:
-        """No state; the running episodes go on."""
+        """The time of the running episodes, which go on."""
         _on_host(env)
-        del states, key
-        return ()
+        del key
+        return jnp.max(states.data)
 
     def deal(
-        self, env: BatchedEnv, state: Tree, done: Bool[Array, " B"], key: Key[Array, ""]
+        self, env: BatchedEnv, state: Tree, wanted: Bool[Array, " B"], key: Key[Array, ""]
     ) -> tuple[EnvState, Tree]:
-        """Resets the environments that are done; the host is not called if none is."""
-        answer = _on_host(env).reset_ended(done, key)
-        return env.canonicalize(_state(answer)), state
+        """Resets the environments in `wanted`; the host is not called if none is."""
+        answer = _on_host(env).reset_some(wanted, state, key)
+        now = jnp.where(jnp.any(wanted), jnp.max(answer.clock), state)
+        return env.canonicalize(_state(answer)), now + jnp.uint32(1)
 
 
 @final
@@ -141,9 +144,15 @@ class GymnasiumEnv:
         """Steps the environment, which must still be where `state` left it."""
         return _state(self._step(state.data, action))
 
-    def reset_ended(self, done: Bool[Array, " B"], key: Key[Array, ""]) -> Answer:
+    def reset_some(
+        self, mask: Bool[Array, " B"], clock: UInt32[Array, ""], key: Key[Array, ""]
+    ) -> Answer:
         """Resets some environments. Rows of the others mean nothing; used by `HostReset`."""
-        return self._host.reset_ended(done, jax.random.split(key, done.shape[0]))
+        return self._host.reset_some(mask, clock, jax.random.split(key, mask.shape[0]))
+
+    def check_number(self, n_envs: int) -> None:
+        """Raises a `ValueError` unless there are `n_envs` environments."""
+        self._host.check_number(n_envs)
 
     def close(self) -> None:
         """Closes the vector environment."""

@@ -45,15 +45,23 @@ class Host:
 
     def reset(self, seeds: np.ndarray) -> Answer:
         """Resets every environment."""
-        self._check_rows(seeds)
+        self.check_number(len(seeds))
         self.clock += 1
         obs, _ = self.vector_env.reset(seed=_python_ints(seeds))
         self.ended = np.zeros(self.n_envs, np.bool_)
         return self._answer(obs)
 
-    def reset_masked(self, mask: np.ndarray, seeds: np.ndarray) -> Answer:
-        """Resets the environments in `mask`; rows of the others mean nothing."""
-        mask, clock = np.array(mask, np.bool_), self.clock
+    def reset_masked(self, mask: np.ndarray, time: np.ndarray, seeds: np.ndarray) -> Answer:
+        """Resets the environments in `mask`; rows of the others mean nothing.
+
+        Unless that is all of them, the clock must show `time`.
+        """
+        mask = np.array(mask, np.bool_)
+        if mask.all():
+            return self.reset(seeds)
+        if time != self.clock:
+            raise self._wrong_time(np.asarray(time)[None])
+        clock = self.clock
         self.clock += 1
         obs, _ = self.vector_env.reset(seed=_python_ints(seeds), options={"reset_mask": mask})
         self.clock = clock
@@ -62,7 +70,7 @@ class Host:
 
     def step(self, clocks: np.ndarray, actions: Tree) -> Answer:
         """Steps every environment."""
-        self._check_rows(clocks)
+        self.check_number(len(clocks))
         self._check_time(np.asarray(clocks))
         self.clock += 1
         obs, rewards, terminated, truncated, _ = self.vector_env.step(
@@ -85,21 +93,25 @@ class Host:
             row(self.clock, np.uint32),
         )
 
-    def _check_rows(self, rows: np.ndarray) -> None:
-        if len(rows) != self.n_envs:
-            raise ValueError(_wrong_number(len(rows), self.n_envs))
+    def check_number(self, n_envs: int) -> None:
+        """Raises a `ValueError` unless there are `n_envs` environments."""
+        if n_envs != self.n_envs:
+            raise ValueError(_wrong_number(n_envs, self.n_envs))
 
     def _check_time(self, clocks: np.ndarray) -> None:
         if self.ended.any() or (clocks != self.clock).any():
-            raise RuntimeError(
-                "The state is not the one that the environments on the host are in "
-                f"(at {_span(clocks)} on the host's clock, which is at {self.clock}; "
-                f"{int(self.ended.sum())} of them ended and were not reset). They cannot go back. "
-                "Use each state once. Give `PPOConfig(reset_strategy=HostReset())`. Evaluate in "
-                "a `GymnasiumEnv` of its own, as `train_ppo(..., eval_env=...)`. To continue from "
-                "a checkpoint, or after a reset elsewhere, begin new episodes with "
-                "`restart_episodes`."
-            )
+            raise self._wrong_time(clocks)
+
+    def _wrong_time(self, clocks: np.ndarray) -> RuntimeError:
+        return RuntimeError(
+            "The state is not the one that the environments on the host are in "
+            f"(at {_span(clocks)} on the host's clock, which is at {self.clock}; "
+            f"{int(self.ended.sum())} of them ended and were not reset). They cannot go back. "
+            "Use each state once. Give `PPOConfig(reset_strategy=HostReset())`. Evaluate in "
+            "a `GymnasiumEnv` of its own, as `train_ppo(..., eval_env=...)`. To continue from "
+            "a checkpoint, or after a reset elsewhere, begin new episodes with "
+            "`restart_episodes`."
+        )
 
     # --- On the device --------------------------------------------------------------------
 
@@ -116,8 +128,7 @@ class Host:
 
         @for_one.def_vmap
         def for_all(n_rows, in_batched, *args):
-            if n_rows != self.n_envs:
-                raise ValueError(_wrong_number(n_rows, self.n_envs))
+            self.check_number(n_rows)
 
             def rows(x, is_batched):
                 return x if is_batched else jnp.broadcast_to(x, (n_rows, *jnp.shape(x)))
@@ -127,15 +138,16 @@ class Host:
 
         return for_one
 
-    def reset_ended(self, done: Bool[Array, " B"], keys: Key[Array, " B"]) -> Answer:
-        """Calls the host if any environment is done."""
-        n_rows = done.shape[0]
-        if n_rows != self.n_envs:
-            raise ValueError(_wrong_number(n_rows, self.n_envs))
-        seeds = jax.vmap(seed_of)(keys)
+    def reset_some(
+        self, mask: Bool[Array, " B"], clock: UInt32[Array, ""], keys: Key[Array, " B"]
+    ) -> Answer:
+        """Calls the host if any environment is in `mask`."""
+        n_rows = mask.shape[0]
+        self.check_number(n_rows)
+        args = (mask, clock, jax.vmap(seed_of)(keys))
         return jax.lax.cond(
-            jnp.any(done),
-            lambda: io_callback(self.reset_masked, self._shapes(n_rows), done, seeds, ordered=True),
+            jnp.any(mask),
+            lambda: io_callback(self.reset_masked, self._shapes(n_rows), *args, ordered=True),
             lambda: zeros(self._shapes(None), n_rows),
         )
 
