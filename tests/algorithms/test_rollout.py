@@ -9,7 +9,14 @@ import numpy as np
 import pytest
 from jax.extend.core import ClosedJaxpr
 
-from eqx_ppo.algorithms import LoggingLevel, new_training_state, ppo_step, replay, unroll_env
+from eqx_ppo.algorithms import (
+    LoggingLevel,
+    new_training_state,
+    ppo_step,
+    replay,
+    replay_error,
+    unroll_env,
+)
 from eqx_ppo.algorithms._loss import advantages_and_targets
 from eqx_ppo.algorithms._rollout import batched_env, collect
 from eqx_ppo.algorithms._step import Stepper
@@ -612,7 +619,8 @@ class Beginnings:
     action_size: ClassVar[int] = 1
 
     def reset(self, key):
-        return State(_marked_reset(key), jnp.zeros(()), jnp.array(False), {}, {})
+        info = {"one": jnp.array(1.0)}
+        return State(_marked_reset(key), jnp.zeros(()), jnp.array(False), info, {})
 
     def step(self, state, action):
         return state.replace(obs=state.obs + 1000.0, done=jnp.array(True))
@@ -621,7 +629,10 @@ class Beginnings:
         return state.replace(obs=state.obs + 10.0)
 
     def carry_over(self, ended, fresh):
-        return fresh.replace(obs=fresh.obs + 100.0)
+        # Only states of this environment, not the zeros before the first episode.
+        fresh = eqx.error_if(fresh, fresh.info["one"] != 1.0, "not a state")
+        ended = eqx.error_if(ended, ended.info["one"] != 1.0, "not a state")
+        return fresh.replace(obs=fresh.obs + 100.0 * ended.info["one"])
 
 
 @pytest.mark.parametrize("strategy", [PooledReset(), FreshReset(), CachedReset()], ids=str)
@@ -647,8 +658,28 @@ def test_how_episodes_begin(strategy):
     np.testing.assert_array_equal(
         np.floor(rollout.transitions.obs[..., 0] / 10.0), [[10.0] * 4] * 3
     )
-    moved, _ = step(state)
-    assert moved.rollout_state.begun
+    seeds = jnp.stack([jax.random.key(1), jax.random.key(2)])
+    moved, _ = jax.jit(jax.vmap(step))(jax.vmap(start)(seeds))
+    assert moved.rollout_state.begun.all()
+
+
+def test_unrolling_from_the_end_of_an_episode():
+    """As a training state holds it: the environment is reset first, and so is its carry."""
+    env = EpisodeWrapper(TruncationProbe(), 3)
+    config = small_config(rollout_length=4)
+    network = Sequential([Counter(), heads(1, 1, jax.random.key(0))])
+    start, step = compiled(env, network, config)
+    state = start(jax.random.key(1))
+    for _ in range(3):
+        at = state.rollout_state
+        _, _, transitions = unroll_env(
+            env, at.env_state, state.network, at.network_state, 4, jax.random.key(3)
+        )
+        fresh, elapsed = np.asarray(at.fresh), np.asarray(at.env_state.info["episode_steps"])
+        left = np.where(fresh, 3, 3 - elapsed)
+        np.testing.assert_array_equal(np.argmax(transitions.truncated, axis=0), left - 1)
+        assert replay_error(state.network, at.network_state, transitions, at.fresh) < 1e-5
+        state, _ = step(state)
 
 
 def test_resets_are_compiled_in_one_place():

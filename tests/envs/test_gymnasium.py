@@ -201,6 +201,17 @@ def training(compiled):
     return compiled
 
 
+def refused(training, state, match):
+    """A step fails. Its arguments are waited for, so that it does so at once.
+
+    JAX would keep the error of one that fails later, and raise it in the next test.
+    """
+    jax.block_until_ready(state)
+    jax.effects_barrier()
+    with pytest.raises(jax.errors.JaxRuntimeError, match=match):
+        jax.block_until_ready(training.step(state))
+
+
 def test_training_repeats_and_its_replay_is_exact(training):
     def train(seed):
         state = training.start(jax.random.key(seed))
@@ -219,8 +230,7 @@ def test_a_state_is_used_once(training):
     state, _ = training.step(training.start(jax.random.key(0)))
     following, _ = training.step(state)
     n_seeds = [len(line.seeds) for line in training.lines]
-    with pytest.raises(jax.errors.JaxRuntimeError, match=r"cannot go back.*restart_episodes"):
-        jax.block_until_ready(training.step(state))
+    refused(training, state, r"cannot go back.*restart_episodes")
     assert [line.n_steps for line in training.lines] == [16] * N_ENVS  # nothing was done
     assert [len(line.seeds) for line in training.lines] == n_seeds
     state, _ = training.step(following)
@@ -228,21 +238,37 @@ def test_a_state_is_used_once(training):
     assert [line.n_steps for line in training.lines] == [24] * N_ENVS
 
 
+def test_an_old_state_is_refused_also_where_all_episodes_ended(training):
+    """That resets every environment, but not as the start of a run does."""
+    state, _ = training.step(training.start(jax.random.key(0)))
+    ended = dataclasses.replace(
+        state,
+        rollout_state=state.rollout_state._replace(fresh=jnp.ones(N_ENVS, jnp.bool_)),
+    )
+    training.step(ended)
+    refused(training, ended, "cannot go back")
+
+
+def test_training_and_evaluating_in_the_same_one():
+    env, _ = lines()
+    config = TrainConfig(ppo=CONFIG, console=False)
+    with pytest.raises(ValueError, match=r"`GymnasiumEnv` cannot be evaluated in.*`eval_env`"):
+        train_ppo(env, make_mlp_actor_critic(2, 1, [4], [4], key=jax.random.key(0)), config)
+
+
 def test_a_start_begins_new_episodes_each_time(training):
     start = training.start(jax.random.key(0))
     first, _ = training.step(start)
     again, _ = training.step(start)
     assert_same(again.arrays, first.arrays)
-    with pytest.raises(jax.errors.JaxRuntimeError, match="cannot go back"):
-        jax.block_until_ready(training.step(first))
+    refused(training, first, "cannot go back")
 
 
 def test_training_goes_on_with_new_episodes(training):
     """As after a checkpoint, whose states are not those of the host."""
     saved, _ = training.step(training.start(jax.random.key(0)))
     training.step(training.start(jax.random.key(1)))
-    with pytest.raises(jax.errors.JaxRuntimeError, match="cannot go back"):
-        jax.block_until_ready(training.step(saved))
+    refused(training, saved, "cannot go back")
     state = training.restart(saved, jax.random.key(2))
     assert_same(state.arrays, saved.arrays)
     assert_same(state.optimizer_state, saved.optimizer_state)
@@ -266,8 +292,7 @@ def test_an_environment_that_becomes_bad_is_reset_alone(training):
 def test_the_message_of_the_environment_is_seen(training):
     training.lines[1].break_down("raise")
     state = training.start(jax.random.key(0))
-    with pytest.raises(jax.errors.JaxRuntimeError, match="the motor of the line is too hot"):
-        jax.block_until_ready(training.step(state))
+    refused(training, state, "the motor of the line is too hot")
     training.lines[1].break_down(None)
     training.step(training.start(jax.random.key(0)))
 

@@ -136,9 +136,9 @@ def _start(
     levels: LoggingLevel,
     keys: tuple[Array, Array],
 ) -> tuple[Stepper, StepState]:
-    """Fresh environments and carries, and what steps them.
+    """The state before all episodes, and what steps it.
 
-    They return to their first states, which costs nothing and counts for nothing.
+    Environments return to their first states, which costs nothing and counts for nothing.
     """
     reset_key, network_key = keys
     network_state = network.initialize_state(n_envs, key=network_key)

@@ -97,7 +97,7 @@ def record_rollout(
 def _start(
     env: Env, network: StatefulModule, reset_key: Array, network_key: Array
 ) -> tuple[Stepper, StepState]:
-    """A fresh environment and carry, and what steps them."""
+    """The state before all episodes, and what steps it."""
     strategy = own_resets(env, PooledReset())
     network_state = network.initialize_state(1, key=network_key)
     batched = batched_env(env, network, network_state, 1)

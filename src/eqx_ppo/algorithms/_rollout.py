@@ -20,6 +20,7 @@ from eqx_ppo.envs import (
     FreshReset,
     ResetStrategy,
     env_spec,
+    episode_end,
     own_resets,
 )
 from eqx_ppo.networks import PPONetworkOutput, StatefulModule, at_path
@@ -42,7 +43,8 @@ def unroll_env(  # noqa: PLR0913 (six that are always given, three options)
 ) -> tuple[State, EnvState, Transition]:
     """Steps a batch of environments with a network.
 
-    After each step the environments whose episode ended are reset, and so is their carry.
+    After each step the environments whose episode ended are reset, and so is their carry. Those
+    whose given state is the end of an episode are reset before the first one.
 
     **Arguments:**
 
@@ -70,11 +72,12 @@ def unroll_env(  # noqa: PLR0913 (six that are always given, three options)
     env_state = batched.canonicalize(env_state)
     if fresh is not None:
         network_state = refresh(network, network_state, fresh)
+    terminated, truncated = episode_end(env_state)
     state = RolloutState(
         env_state=env_state,
         network_state=network_state,
         reset_state=strategy.adopt(batched, env_state, start_key),
-        fresh=jnp.zeros(n_envs, jnp.bool_),
+        fresh=terminated | truncated,
         begun=jnp.ones((), jnp.bool_),
     )
     stepper = Stepper(batched, network, strategy, logging_level)

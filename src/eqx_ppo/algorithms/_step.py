@@ -187,7 +187,10 @@ def _first_rows(
     def later():
         if not carries_over:
             return dealt_rows.tables
-        kept = env.carry_over(env.unpack(rows), env.unpack(dealt_rows))
+        # The environment only sees states of its own, also where the result is not used.
+        fresh = dealt_rows.where(state.fresh, rows)
+        ended = rows.where(jnp.broadcast_to(state.begun, n_envs), fresh)
+        kept = env.carry_over(env.unpack(ended), env.unpack(fresh))
         return env.pack(kept, n_envs, like=rows).tables
 
     if not (staggers or carries_over):

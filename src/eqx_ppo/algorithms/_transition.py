@@ -41,8 +41,8 @@ class Transition(NamedTuple):
 class RolloutState(NamedTuple):
     """Everything that goes from one environment step to the next.
 
-    - `env_state`: leaves `[B, ...]` (or shared). Where `fresh`, the state that the last episode
-        ended in, or zeros before the first one.
+    - `env_state`: leaves `[B, ...]` (or shared). Where `fresh`, the last valid state of the last
+        episode, or zeros before the first one.
     - `network_state`: the carry, leaves `[B, ...]`. Where `fresh`, that of the last episode.
     - `reset_state`: what the reset strategy keeps.
     - `fresh`: which environments begin an episode with the next step. It gives them a new state

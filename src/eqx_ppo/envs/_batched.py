@@ -15,7 +15,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Bool, Key
 
-from eqx_ppo._tree import env_axes
+from eqx_ppo._tree import env_axes, replace
 from eqx_ppo._typing import EnvState, Tree, TreeDef
 from eqx_ppo.envs._protocol import Env, check_state
 from eqx_ppo.envs._shared_leaves import first_dependent
@@ -114,7 +114,7 @@ class BatchedEnv:
         )
 
     def blank(self, n_rows: int, key: Key[Array, ""]) -> EnvState:
-        """States of zeros, leaves `[n_rows, ...]`, for places that are yet to be filled.
+        """States of zeros that are `done`, leaves `[n_rows, ...]`, where none is there yet.
 
         Keys in them are of the kind that a reset with `key` gives.
         """
@@ -122,7 +122,8 @@ class BatchedEnv:
         if any(jnp.issubdtype(leaf.dtype, jax.dtypes.extended) for leaf in leaves):
             reset = jax.eval_shape(lambda key: self.spec.flatten(self.env.reset(key), "reset"), key)
             leaves = tuple(reset)
-        return self.spec.unflatten([jnp.zeros((n_rows, *x.shape), x.dtype) for x in leaves])
+        state = self.spec.unflatten([jnp.zeros((n_rows, *x.shape), x.dtype) for x in leaves])
+        return replace(state, done=jnp.ones_like(state.done))
 
     def step(self, state: EnvState, actions: Tree) -> EnvState:
         """One step of every environment; shared leaves stay shared."""

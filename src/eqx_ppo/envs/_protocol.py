@@ -21,7 +21,7 @@ The convention:
   and an environment that ends by itself says so with a flag that is always false.
 - The environment **must not reset itself**. The state that ends an episode shows the true
   last observation, from which the value of a truncated episode is bootstrapped; the
-  rollout puts a fresh state in its place afterwards (see the reset strategies). An
+  rollout puts a fresh state in its place before the next step (see the reset strategies). An
   environment that jumps back to a start by itself would silently join two episodes. (The
   wrappers of brax and Playground that do so are recognized, and refused.)
 - **Everything is new** in the next episode, `info` included. What has to outlive an episode,

@@ -105,10 +105,11 @@ class PooledReset(ResetStrategy):
 
     **Arguments:**
 
-    - `size`: how many fresh states are kept; `None` for as many as there are environments,
-        and at least that many (all may end at once).
-    - `refill`: how many resets are made at a time, when the pool cannot serve a step;
-        `None` for an eighth of the pool.
+    - `size`: how many fresh states there is room for; `None` for as many as there are
+        environments, and at least that many (all may end at once, and all begin at once).
+    - `refill`: how many resets are made at a time, as often as needed, when the pool cannot
+        serve a step; `None` for an eighth of `size`. Resets in a larger batch take less time
+        each, but more of them are made before they are needed.
     """
 
     size: int | None = None

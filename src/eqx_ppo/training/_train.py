@@ -100,6 +100,7 @@ def train_ppo(  # noqa: PLR0913 (each may be left out)
             "`initial_state` and `resume_from` both say where to begin. Give one of them."
         )
     task = Task(env, env if eval_env is None else eval_env, config, optimizer)
+    _check_eval_env(task)
     run_key, eval_key = jax.random.split(jax.random.key(config.seed))
     origin = _origin(task, network, run_key, initial_state, resume_from)
     outlets = Outlets(
@@ -118,6 +119,16 @@ def train_ppo(  # noqa: PLR0913 (each may be left out)
         return run.go(device.first(), evaluates_first=origin.directory is None)
     finally:
         _close(outlets)
+
+
+def _check_eval_env(task: Task) -> None:
+    is_same = task.eval_env is task.env
+    if is_same and isinstance(task.env, SupportsOwnResets) and task.config.eval.enabled:
+        raise ValueError(
+            f"A `{type(task.env).__name__}` cannot be evaluated in while training goes on in it, "
+            "because its episodes cannot be put aside. Give another one as `eval_env`, or set "
+            "`EvalConfig(enabled=False)`."
+        )
 
 
 class _Origin(NamedTuple):

@@ -9,7 +9,8 @@ by being stepped. It still takes part in the one compiled rollout, by a callback
   the program. They can be neither elided nor repeated.
 - The state on the device holds what the host answered, and the host's **clock**. A state that
   is not the host's latest one is refused, because the host cannot go back to it: that of a
-  checkpoint, of another run, or one that a reset strategy has kept.
+  checkpoint, of another run, or one that a reset strategy has kept. A state before all
+  episodes resets the host.
 - `HostReset` starts new episodes where the old ones ended.
 """
 
@@ -71,8 +72,8 @@ class GymnasiumEnv:
 
     Slower than an environment that is compiled: at each step the device waits for Python.
     Everything else is as everywhere: the true last observation of an episode is seen, its
-    time limit (`truncated`) is told apart from its end (`terminated`), and an episode that
-    ends is replaced at once.
+    time limit (`truncated`) is told apart from its end (`terminated`), and no step is lost
+    between two episodes.
 
     - Numbers of 64 bits have 32 on the device. Observations keep their other dtypes and their
         structure (`Dict`, `Tuple`); Gymnasium's infos are left out.

@@ -54,13 +54,13 @@ class Host:
     def reset_masked(self, mask: np.ndarray, time: np.ndarray, seeds: np.ndarray) -> Answer:
         """Resets the environments in `mask`; rows of the others mean nothing.
 
-        Unless that is all of them, the clock must show `time`.
+        The clock must show `time`, or that is 0: before the first episodes, all of which begin.
         """
         mask = np.array(mask, np.bool_)
+        if time not in (0, self.clock):
+            raise self._wrong_time(np.asarray(time)[None])
         if mask.all():
             return self.reset(seeds)
-        if time != self.clock:
-            raise self._wrong_time(np.asarray(time)[None])
         clock = self.clock
         self.clock += 1
         obs, _ = self.vector_env.reset(seed=_python_ints(seeds), options={"reset_mask": mask})
