@@ -9,13 +9,15 @@ import pytest
 from jaxtyping import Array, Float, Int
 
 from eqx_ppo._tree import (
-    all_finite,
+    all_true,
+    are_finite,
     env_axes,
     expand_to,
     is_floating,
     merge_time,
     replace,
     split_time,
+    stay_finite,
     take_rows,
     tree_where,
 )
@@ -245,9 +247,25 @@ def test_replace_needs_a_record(record):
         ({}, True),
     ],
 )
-def test_all_finite(tree, expected):
-    assert bool(all_finite(tree)) is expected
-    assert bool(jax.jit(lambda: all_finite(tree))()) is expected
+def test_which_are_finite(tree, expected):
+    assert bool(all_true(are_finite(tree))) is expected
+    assert bool(jax.jit(lambda: all_true(are_finite(tree)))()) is expected
+
+
+@pytest.mark.parametrize("index", range(7))
+def test_one_false_among_all_shapes(index):
+    """Also where arrays of one shape are combined."""
+    tests = [np.ones(shape, bool) for shape in ((3,), (), (2, 3), (3,), (2, 3), (3, 2), ())]
+    assert all_true([jnp.asarray(test) for test in tests])
+    tests[index][(-1,) * tests[index].ndim] = False
+    assert not all_true([jnp.asarray(test) for test in tests])
+
+
+def test_what_was_never_finite_stays_finite():
+    old = {"a": jnp.array([1.0, jnp.inf]), "n": jnp.array(1, jnp.int32), "b": jnp.ones(2)}
+    for new, expected in (([2.0, jnp.nan], True), ([2.0, 0.0], True), ([jnp.nan, 0.0], False)):
+        changed = {**old, "a": jnp.array(new)}
+        assert bool(all_true(stay_finite(changed, old))) is expected
 
 
 def test_is_floating():

@@ -131,10 +131,9 @@ def replace(record: _T, **changes: object) -> _T:
     )
 
 
-def all_finite(tree: Tree) -> Bool[Array, ""]:
-    """Whether every floating-point element of `tree` is finite."""
-    finite = [jnp.all(jnp.isfinite(leaf)) for leaf in jax.tree.leaves(tree) if is_floating(leaf)]
-    return jnp.all(jnp.stack(finite)) if finite else jnp.array(True)
+def are_finite(tree: Tree) -> list[Bool[Array, "..."]]:
+    """Which elements of the floating-point leaves of `tree` are finite."""
+    return [jnp.isfinite(leaf) for leaf in jax.tree.leaves(tree) if is_floating(leaf)]
 
 
 def strong_type(leaf: Array) -> Array:
@@ -149,14 +148,27 @@ def strong_arrays(tree: _T) -> _T:
     return jax.tree.map(lambda leaf: strong_type(jnp.asarray(leaf)), tree)
 
 
-def stays_finite(new: Tree, old: Tree) -> Bool[Array, ""]:
-    """Whether no floating-point element of `new` is non-finite where that of `old` was not."""
-    kept = [
-        jnp.all(jnp.isfinite(leaf) | ~jnp.isfinite(before))
+def stay_finite(new: Tree, old: Tree) -> list[Bool[Array, "..."]]:
+    """Which floating-point elements of `new` are finite, or were not in `old` either."""
+    return [
+        jnp.isfinite(leaf) | ~jnp.isfinite(before)
         for leaf, before in zip(jax.tree.leaves(new), jax.tree.leaves(old), strict=True)
         if is_floating(leaf)
     ]
-    return jnp.all(jnp.stack(kept)) if kept else jnp.array(True)
+
+
+def all_true(tests: list[Bool[Array, "..."]]) -> Bool[Array, ""]:
+    """Whether every element of every array is true.
+
+    Arrays of one shape are combined before they are reduced: a reduction is several kernels to
+    compile and to run.
+    """
+    by_shape: dict[tuple[int, ...], Array] = {}
+    for test in tests:
+        known = by_shape.get(test.shape)
+        by_shape[test.shape] = test if known is None else known & test
+    reduced = [jnp.all(test) for test in by_shape.values()]
+    return jnp.all(jnp.stack(reduced)) if reduced else jnp.array(True)
 
 
 def can_hold(dtype: jnp.dtype, value: float) -> bool:
