@@ -217,7 +217,7 @@ def test_over_iterations_of_training():
 def test_who_keeps_something(env, action):
     """Wrappers around an environment that keeps nothing cost nothing."""
     batched = BatchedEnv(env, env_spec(env, lambda obs: action))
-    assert batched.carries_over == isinstance(env, KeepInfoWrapper)
+    assert bool(batched.carried_leaves) == isinstance(env, KeepInfoWrapper)
 
 
 def test_the_protocol():

@@ -82,7 +82,8 @@ def renew(stepper: Stepper, state: StepState, key: Key[Array, ""]) -> StepState:
     dealt, reset_state = stepper.strategy.deal(
         stepper.env, state.reset_state, state.fresh, deal_key
     )
-    rows = _first_rows(stepper, state, dealt, stagger_key)
+    dealt = _begin(stepper, state, dealt, stagger_key)
+    rows = stepper.env.pack(dealt, state.fresh.shape[0], like=state.env_rows)
     return StepState(
         env_rows=rows.where(state.fresh, state.env_rows),
         network_state=refresh(stepper.network, state.network_state, state.fresh),
@@ -170,32 +171,37 @@ def bootstrap_values(
     return values
 
 
-def _first_rows(
-    stepper: Stepper, state: StepState, dealt: EnvState, key: Key[Array, ""]
-) -> PackedStates:
-    """Dealt states, with what an environment keeps of its last episode, if it had one."""
-    env, n_envs, rows = stepper.env, state.fresh.shape[0], state.env_rows
-    dealt_rows = env.pack(dealt, n_envs, like=rows)  # a branch takes its operands leaf by leaf
-    staggers, carries_over = stepper.staggers and env.staggers, env.carries_over
+def _begin(stepper: Stepper, state: StepState, dealt: EnvState, key: Key[Array, ""]) -> EnvState:
+    """Dealt states, staggered in a first episode, else with what outlives the last one."""
+    env, n_envs = stepper.env, state.fresh.shape[0]
+    staggered = env.staggered_leaves if stepper.staggers else ()
+    carried = env.carried_leaves
+    changed = sorted({*staggered, *carried})
+    if not changed:
+        return dealt
+    dealt_rows = env.pack(dealt, n_envs, like=state.env_rows)
+
+    def take(states):
+        leaves = env.with_env_axis(states, n_envs)
+        return [leaves[index] for index in changed]
 
     def first():
-        if not staggers:
-            return dealt_rows.tables
-        staggered = env.stagger(env.unpack(dealt_rows), jax.random.split(key, n_envs))
-        return env.pack(staggered, n_envs, like=rows).tables
+        keys = jax.random.split(key, n_envs)
+        return take(env.stagger(dealt, keys) if staggered else dealt)
 
     def later():
-        if not carries_over:
-            return dealt_rows.tables
+        if not carried:
+            return take(dealt)
         # The environment only sees states of its own, also where the result is not used.
-        fresh = dealt_rows.where(state.fresh, rows)
-        ended = rows.where(jnp.broadcast_to(state.begun, n_envs), fresh)
-        kept = env.carry_over(env.unpack(ended), env.unpack(fresh))
-        return env.pack(kept, n_envs, like=rows).tables
+        fresh = dealt_rows.where(state.fresh, state.env_rows)
+        ended = state.env_rows.where(jnp.broadcast_to(state.begun, n_envs), fresh)
+        return take(env.carry_over(env.unpack(ended), env.unpack(fresh)))
 
-    if not (staggers or carries_over):
-        return dealt_rows
-    return rows._replace(tables=jax.lax.cond(state.begun, later, first))
+    # Of these leaves alone: XLA takes what a branch needs apart at every step.
+    leaves = jax.tree.leaves(dealt)
+    for index, leaf in zip(changed, jax.lax.cond(state.begun, later, first), strict=True):
+        leaves[index] = leaf
+    return env.spec.unflatten(leaves)
 
 
 def finite_rows(obs: Tree, n_envs: int) -> tuple[Tree, Bool[Array, " B"]]:

@@ -167,16 +167,10 @@ class BatchedEnv:
             ) from error
 
     @property
-    def staggers(self) -> bool:
-        """Whether the environment can be spread over its first episode."""
-        found = []
-
-        def check(fresh):
-            start = self.spec.unflatten(fresh)
-            found.append(stagger(self.env, start, jax.random.key(0)) is not start)
-
-        jax.eval_shape(check, self.spec.leaves)
-        return found[-1]
+    def staggered_leaves(self) -> tuple[int, ...]:
+        """Which leaves of a state change where it is spread over its first episode."""
+        key = jax.eval_shape(lambda: jax.random.key(0))
+        return self._changed(lambda state, key: stagger(self.env, state, key), key, "stagger")
 
     def stagger(self, fresh: EnvState, keys: Key[Array, " B"]) -> EnvState:
         """The `fresh` states, each at another time of its episode."""
@@ -187,16 +181,25 @@ class BatchedEnv:
         return self.map(on_state, fresh, keys, "stagger")
 
     @property
-    def carries_over(self) -> bool:
-        """Whether the environment keeps anything from one episode to the next."""
-        found = []
+    def carried_leaves(self) -> tuple[int, ...]:
+        """Which leaves of a state may come from the end of the episode before."""
 
-        def carry(ended, fresh):
-            start = self.spec.unflatten(fresh)
-            found.append(carry_over(self.env, self.spec.unflatten(ended), start) is not start)
+        def kept(fresh, ended):
+            return carry_over(self.env, self.spec.unflatten(ended), fresh)
 
-        jax.eval_shape(carry, self.spec.leaves, self.spec.leaves)
-        return found[-1]
+        return self._changed(kept, self.spec.leaves, "carry_over")
+
+    def _changed(
+        self, function: Callable[[EnvState, Tree], EnvState], x: Tree, source: str
+    ) -> tuple[int, ...]:
+        """Which leaves of a state `function(state, x)` does not return as they are."""
+
+        def on_leaves(leaves, x):
+            return self.spec.flatten(function(self.spec.unflatten(leaves), x), source)
+
+        traced = jax.make_jaxpr(on_leaves)(list(self.spec.leaves), x).jaxpr
+        pairs = enumerate(zip(traced.invars, traced.outvars, strict=False))
+        return tuple(index for index, (before, after) in pairs if before is not after)
 
     def carry_over(self, ended: EnvState, fresh: EnvState) -> EnvState:
         """The `fresh` states, with what each environment keeps of its `ended` one."""
@@ -213,6 +216,14 @@ class BatchedEnv:
     def axes(self, state: EnvState, batch: int) -> tuple[bool, ...]:
         """Which leaves of a batched state have an env axis."""
         return env_axes(state, batch, self.spec.leaves)
+
+    def with_env_axis(self, state: EnvState, batch: int) -> list[Array]:
+        """The leaves of a batched state, those that are shared once per environment."""
+        leaves = jax.tree.leaves(state)
+        return [
+            leaf if has_axis else jnp.broadcast_to(leaf, (batch, *leaf.shape))
+            for leaf, has_axis in zip(leaves, self.axes(state, batch), strict=True)
+        ]
 
     def _vmap_axes(self, state: EnvState, batch: int) -> list[int | None]:
         return [0 if has_axis else None for has_axis in self.axes(state, batch)]

@@ -255,7 +255,7 @@ class Trial:
         """
         self.episodes  # noqa: B018 (it finds the first end)
         batched = BatchedEnv(self.env, self.spec)
-        if self._first_end is None or not batched.carries_over:
+        if self._first_end is None or not batched.carried_leaves:
             return None
         state, ended = self._first_end
         return jax.jit(batched.carry_over)(state, self.starts), ended
