@@ -78,11 +78,10 @@ class StepEnd(NamedTuple):
 
 def renew(stepper: Stepper, state: StepState, key: Key[Array, ""]) -> StepState:
     """Resets environment and carry where the next step begins an episode."""
-    deal_key, stagger_key = jax.random.split(key)
     dealt, reset_state = stepper.strategy.deal(
-        stepper.env, state.reset_state, state.fresh, deal_key
+        stepper.env, state.reset_state, state.fresh, jax.random.fold_in(key, 0)
     )
-    dealt = _begin(stepper, state, dealt, stagger_key)
+    dealt = _begin(stepper, state, dealt, key)
     rows = stepper.env.pack(dealt, state.fresh.shape[0], like=state.env_rows)
     return StepState(
         env_rows=rows.where(state.fresh, state.env_rows),
@@ -186,7 +185,7 @@ def _begin(stepper: Stepper, state: StepState, dealt: EnvState, key: Key[Array, 
         return [leaves[index] for index in changed]
 
     def first():
-        keys = jax.random.split(key, n_envs)
+        keys = jax.random.split(jax.random.fold_in(key, 1), n_envs)
         return take(env.stagger(dealt, keys) if staggered else dealt)
 
     def later():
