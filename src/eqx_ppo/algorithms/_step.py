@@ -18,6 +18,8 @@ from eqx_ppo.algorithms._transition import RolloutState, Transition
 from eqx_ppo.envs import BatchedEnv, PackedStates, ResetStrategy, episode_end
 from eqx_ppo.networks import PPONetworkOutput, StatefulModule, at_path
 
+_NO_RESET = 2**32 - 1  # folded into a key, gives one that no reset uses
+
 
 @final
 class Stepper(NamedTuple):
@@ -78,13 +80,11 @@ class StepEnd(NamedTuple):
 
 def renew(stepper: Stepper, state: StepState, key: Key[Array, ""]) -> StepState:
     """Resets environment and carry where the next step begins an episode."""
-    dealt, reset_state = stepper.strategy.deal(
-        stepper.env, state.reset_state, state.fresh, jax.random.fold_in(key, 0)
-    )
-    dealt = _begin(stepper, state, dealt, key)
+    dealt, reset_state = stepper.strategy.deal(stepper.env, state.reset_state, state.fresh, key)
     rows = stepper.env.pack(dealt, state.fresh.shape[0], like=state.env_rows)
+    rows = _begin(stepper, state, rows.where(state.fresh, state.env_rows), key)
     return StepState(
-        env_rows=rows.where(state.fresh, state.env_rows),
+        env_rows=rows,
         network_state=refresh(stepper.network, state.network_state, state.fresh),
         reset_state=reset_state,
         fresh=jnp.zeros_like(state.fresh),
@@ -170,37 +170,37 @@ def bootstrap_values(
     return values
 
 
-def _begin(stepper: Stepper, state: StepState, dealt: EnvState, key: Key[Array, ""]) -> EnvState:
-    """Dealt states, staggered in a first episode, else with what outlives the last one."""
+def _begin(
+    stepper: Stepper, state: StepState, rows: PackedStates, key: Key[Array, ""]
+) -> PackedStates:
+    """Staggers first episodes, and gives later ones what outlives the last one.
+
+    `rows` are dealt states where `state.fresh`, and the running ones elsewhere. Only the leaves
+    that may change are computed and written.
+    """
     env, n_envs = stepper.env, state.fresh.shape[0]
     staggered = env.staggered_leaves if stepper.staggers else ()
     carried = env.carried_leaves
-    changed = sorted({*staggered, *carried})
+    changed = [index for index in {*staggered, *carried} if rows.shared[index] is None]
     if not changed:
-        return dealt
-    dealt_rows = env.pack(dealt, n_envs, like=state.env_rows)
-
-    def take(states):
-        leaves = env.with_env_axis(states, n_envs)
-        return [leaves[index] for index in changed]
+        return rows
+    start = env.unpack(rows)
 
     def first():
-        keys = jax.random.split(jax.random.fold_in(key, 1), n_envs)
-        return take(env.stagger(dealt, keys) if staggered else dealt)
+        keys = jax.random.split(jax.random.fold_in(key, _NO_RESET), n_envs)
+        return take(env.stagger(start, keys) if staggered else start)
 
     def later():
         if not carried:
-            return take(dealt)
-        # The environment only sees states of its own, also where the result is not used.
-        fresh = dealt_rows.where(state.fresh, state.env_rows)
-        ended = state.env_rows.where(jnp.broadcast_to(state.begun, n_envs), fresh)
-        return take(env.carry_over(env.unpack(ended), env.unpack(fresh)))
+            return take(start)
+        ended = state.env_rows.where(jnp.broadcast_to(state.begun, n_envs), rows)
+        return take(env.carry_over(env.unpack(ended), start))
 
-    # Of these leaves alone: XLA takes what a branch needs apart at every step.
-    leaves = jax.tree.leaves(dealt)
-    for index, leaf in zip(changed, jax.lax.cond(state.begun, later, first), strict=True):
-        leaves[index] = leaf
-    return env.spec.unflatten(leaves)
+    def take(states):
+        leaves = jax.tree.leaves(states)
+        return {index: leaves[index] for index in changed}
+
+    return env.put(rows, jax.lax.cond(state.begun, later, first), state.fresh)
 
 
 def finite_rows(obs: Tree, n_envs: int) -> tuple[Tree, Bool[Array, " B"]]:

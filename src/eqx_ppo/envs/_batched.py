@@ -217,14 +217,6 @@ class BatchedEnv:
         """Which leaves of a batched state have an env axis."""
         return env_axes(state, batch, self.spec.leaves)
 
-    def with_env_axis(self, state: EnvState, batch: int) -> list[Array]:
-        """The leaves of a batched state, those that are shared once per environment."""
-        leaves = jax.tree.leaves(state)
-        return [
-            leaf if has_axis else jnp.broadcast_to(leaf, (batch, *leaf.shape))
-            for leaf, has_axis in zip(leaves, self.axes(state, batch), strict=True)
-        ]
-
     def _vmap_axes(self, state: EnvState, batch: int) -> list[int | None]:
         return [0 if has_axis else None for has_axis in self.axes(state, batch)]
 
@@ -250,21 +242,38 @@ class BatchedEnv:
 
     def unpack(self, packed: PackedStates) -> EnvState:
         """Undoes `pack`, for as many rows as the tables have."""
+        leaves = list(packed.shared)
+        for index, (table, columns) in self._places(packed).items():
+            rows = packed.tables[table]
+            shape = (rows.shape[0], *self.spec.leaves[index].shape)
+            leaves[index] = rows[:, columns].reshape(shape)
+        return self.spec.unflatten([leaf for leaf in leaves if leaf is not None])
+
+    def put(
+        self, packed: PackedStates, leaves: dict[int, Array], mask: Bool[Array, " N"]
+    ) -> PackedStates:
+        """The same rows with some leaves, given by their position, replaced where `mask`."""
+        tables, places = list(packed.tables), self._places(packed)
+        for index, leaf in leaves.items():
+            table, columns = places[index]
+            old = tables[table][:, columns]
+            new = jnp.where(mask[:, None], leaf.reshape(old.shape), old)
+            tables[table] = tables[table].at[:, columns].set(new)
+        return packed._replace(tables=tables)
+
+    def _places(self, packed: PackedStates) -> dict[int, tuple[int, slice]]:
+        """In which table and columns the leaves with an env axis are."""
         # By the layout's dtypes: a table of keys may be of another implementation.
-        packs = zip(self.spec.leaves, packed.shared, strict=True)
-        dtypes = dict.fromkeys(expected.dtype for expected, shared in packs if shared is None)
-        tables = dict(zip(dtypes, packed.tables, strict=True))
-        used = dict.fromkeys(tables, 0)
-        leaves = []
-        for expected, shared in zip(self.spec.leaves, packed.shared, strict=True):
+        places, numbers, used = {}, {}, {}
+        pairs = zip(self.spec.leaves, packed.shared, strict=True)
+        for index, (expected, shared) in enumerate(pairs):
             if shared is not None:
-                leaves.append(shared)
                 continue
-            table, start = tables[expected.dtype], used[expected.dtype]
-            stop = start + math.prod(expected.shape)
-            used[expected.dtype] = stop
-            leaves.append(table[:, start:stop].reshape(table.shape[0], *expected.shape))
-        return self.spec.unflatten(leaves)
+            table = numbers.setdefault(expected.dtype, len(numbers))
+            start = used.get(table, 0)
+            used[table] = start + math.prod(expected.shape)
+            places[index] = (table, slice(start, used[table]))
+        return places
 
     def _check_axes(self, leaves: list[Array], axes: tuple[bool, ...], n_rows: int) -> None:
         layout = zip(self.spec.paths, self.spec.leaves, leaves, axes, strict=True)
