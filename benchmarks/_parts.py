@@ -1,6 +1,7 @@
 """The parts of this library's iteration, each compiled by itself on the real shapes."""
 
 import dataclasses
+from collections.abc import Callable
 from typing import NamedTuple, final
 
 import jax
@@ -12,7 +13,13 @@ from benchmarks._environments import limited_env, sizes_of
 from benchmarks._settings import Setting
 from benchmarks._timing import CallRunner, LoopRunner
 from benchmarks.peers.ours import make_network, ppo_config
-from eqx_ppo import PPOConfig, TrainingState, new_training_state, ppo_step
+from eqx_ppo import (
+    PPOConfig,
+    TrainingState,
+    compiler_options,
+    new_training_state,
+    ppo_step,
+)
 from eqx_ppo.algorithms import make_optimizer
 from eqx_ppo.algorithms._loss import advantages_and_targets
 from eqx_ppo.algorithms._rollout import _BOOTSTRAP_CHUNK, collect
@@ -83,6 +90,11 @@ def make_workload(setting: Setting, seed: int = 0) -> Workload:
     return Workload(setting, env, network, config, make_optimizer(config))
 
 
+def jit(function: Callable, donate: tuple[int, ...] = ()) -> jax.stages.Wrapped:
+    """Compiles a function as `train_ppo` would."""
+    return jax.jit(function, donate_argnums=donate, compiler_options=compiler_options())
+
+
 def arrays_of(tree) -> list[jax.Array]:
     """The arrays of a tree, which `jax.jit` may return (functions it may not)."""
     return [leaf for leaf in jax.tree.leaves(tree) if isinstance(leaf, jax.Array)]
@@ -100,27 +112,27 @@ def compile_loop(work: Workload) -> jax.stages.Compiled:
         return jax.lax.fori_loop(0, count, lambda _, carry: work.step(carry[0]), start)
 
     state = jax.eval_shape(work.new_state, jax.eval_shape(lambda: jax.random.key(0)))
-    return jax.jit(loop, donate_argnums=0).lower(state, np.int32(1)).compile()
+    return jit(loop, donate=(0,)).lower(state, np.int32(1)).compile()
 
 
 def iteration_runner(work: Workload, loop: jax.stages.Compiled) -> LoopRunner:
     """Iterations in one compiled loop, without any host in between."""
-    state = jax.jit(work.new_state)(jax.random.key(0))
+    state = jit(work.new_state)(jax.random.key(0))
     return LoopRunner(lambda state, count: loop(state, np.int32(count))[0], state)
 
 
 def part_runners(work: Workload) -> dict[str, CallRunner]:
     """Every part on the data of a real rollout."""
     key = jax.random.key(1)
-    state = jax.jit(work.running_state)(jax.random.key(0))
-    rollout = jax.jit(work.collect)(state, key)
+    state = jit(work.running_state)(jax.random.key(0))
+    rollout = jit(work.collect)(state, key)
     return {
         "env": CallRunner(*_env_steps(work, state, rollout)),
-        "rollout": CallRunner(jax.jit(work.collect), state, key),
+        "rollout": CallRunner(jit(work.collect), state, key),
         "policy forward": CallRunner(*_forward(work, state, rollout)),
         "bootstrap": CallRunner(*_bootstrap(work, state, rollout)),
         "advantages": CallRunner(*_advantages(work, rollout)),
-        "update": CallRunner(jax.jit(work.update), state, rollout, key),
+        "update": CallRunner(jit(work.update), state, rollout, key),
         "statistics": CallRunner(*_statistics(state, rollout)),
     }
 
@@ -138,7 +150,7 @@ def _env_steps(work: Workload, state: TrainingState, rollout: Rollout) -> tuple:
 
         return jax.lax.scan(step, env_state, actions)
 
-    return jax.jit(run), state.rollout_state.env_state, actions
+    return jit(run), state.rollout_state.env_state, actions
 
 
 def _forward(work: Workload, state: TrainingState, rollout: Rollout) -> tuple:
@@ -154,7 +166,7 @@ def _forward(work: Workload, state: TrainingState, rollout: Rollout) -> tuple:
 
         return jax.lax.scan(step, state.rollout_state.network_state, obs)
 
-    return jax.jit(run), state, rollout.transitions.obs
+    return jit(run), state, rollout.transitions.obs
 
 
 def _bootstrap(work: Workload, state: TrainingState, rollout: Rollout) -> tuple:
@@ -178,7 +190,7 @@ def _bootstrap(work: Workload, state: TrainingState, rollout: Rollout) -> tuple:
         last = network(carry, jax.tree.map(lambda leaf: leaf[-1], obs), None)
         return jax.lax.scan(step, None, (obs, cut))[1], last.output.value_estimates
 
-    return jax.jit(run), state, transitions.obs, cut
+    return jit(run), state, transitions.obs, cut
 
 
 def _advantages(work: Workload, rollout: Rollout) -> tuple:
@@ -186,11 +198,11 @@ def _advantages(work: Workload, rollout: Rollout) -> tuple:
         values = transitions.network_output.value_estimates
         return advantages_and_targets(transitions, values, work.config)
 
-    return jax.jit(run), rollout.transitions
+    return jit(run), rollout.transitions
 
 
 def _statistics(state: TrainingState, rollout: Rollout) -> tuple:
     def run(state, extras):
         return arrays_of(state.network.update_statistics(extras))
 
-    return jax.jit(run), state, rollout.transitions.rollout_extras
+    return jit(run), state, rollout.transitions.rollout_extras

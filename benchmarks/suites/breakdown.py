@@ -9,7 +9,7 @@ from benchmarks._environments import Sizes, sizes_of
 from benchmarks._figures import Figure
 from benchmarks._floors import PARTS, product_floor
 from benchmarks._handwritten import experience_shapes, make_experience
-from benchmarks._parts import compile_loop, iteration_runner, make_workload, part_runners
+from benchmarks._parts import compile_loop, iteration_runner, jit, make_workload, part_runners
 from benchmarks._settings import (
     CARTPOLE,
     CARTPOLE_64,
@@ -75,7 +75,7 @@ def _runners(setting: Setting) -> dict[str, Runner]:
     floors = {}
     for part in PARTS:
         fn, args = product_floor(setting, sizes, part)
-        floors[f"products: {part}"] = CallRunner(jax.jit(fn), *args)
+        floors[f"products: {part}"] = CallRunner(jit(fn), *args)
     if setting.network == "mlp":
         floors[BY_HAND] = _update_by_hand(setting, sizes)
     return {
@@ -91,9 +91,7 @@ def _update_by_hand(setting: Setting, sizes: Sizes) -> CallRunner:
     optimizer, update = _handwritten.make_update(setting)
     params = _handwritten.init(setting, sizes, jax.random.key(0))
     experience = make_experience(experience_shapes(setting, sizes))
-    return CallRunner(
-        jax.jit(update), params, optimizer.init(params), experience, jax.random.key(1)
-    )
+    return CallRunner(jit(update), params, optimizer.init(params), experience, jax.random.key(1))
 
 
 def _figures(setting: Setting, times: Mapping[str, tuple[float, ...]]) -> list[Figure]:

@@ -12,6 +12,7 @@ from eqx_ppo.algorithms import (
     LoggingLevel as LoggingLevel,
     PPOConfig as PPOConfig,
     TrainingState as TrainingState,
+    compiler_options as compiler_options,
     eval_rollout as eval_rollout,
     make_policy as make_policy,
     new_training_state as new_training_state,

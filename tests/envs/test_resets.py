@@ -126,9 +126,9 @@ def test_each_state_is_dealt_once(size, refill, script):
     assert len(set(kept[places].tolist())) == len(places)
 
 
-@pytest.mark.parametrize(("n_envs", "refill"), [(1, 1), (7, 1), (64, 8), (512, 64)])
+@pytest.mark.parametrize(("n_envs", "refill"), [(1, 1), (7, 7), (64, 32), (512, 64)])
 def test_refills_by_default(n_envs, refill):
-    """An eighth of the pool, at least one. It begins empty."""
+    """An eighth of the pool, at least 32 or all. It begins empty."""
     pool = PooledReset().start(batched(), n_envs, jax.random.key(0))
     assert {len(table) for table in pool.states.tables} == {n_envs + refill}
     assert int(pool.available) == 0

@@ -33,7 +33,7 @@ def ppo_step(
     several keys, or over array-valued hyperparameters).
 
     ```python
-    step = jax.jit(lambda state: ppo_step(env, state, config))
+    step = jax.jit(lambda state: ppo_step(env, state, config), compiler_options=compiler_options())
     state, metrics = step(state)
     ```
 

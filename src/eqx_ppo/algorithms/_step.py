@@ -79,17 +79,28 @@ class StepEnd(NamedTuple):
 
 
 def renew(stepper: Stepper, state: StepState, key: Key[Array, ""]) -> StepState:
-    """Resets environment and carry where the next step begins an episode."""
-    dealt, reset_state = stepper.strategy.deal(stepper.env, state.reset_state, state.fresh, key)
-    rows = stepper.env.pack(dealt, state.fresh.shape[0], like=state.env_rows)
-    rows = _begin(stepper, state, rows.where(state.fresh, state.env_rows), key)
-    return StepState(
-        env_rows=rows,
-        network_state=refresh(stepper.network, state.network_state, state.fresh),
-        reset_state=reset_state,
-        fresh=jnp.zeros_like(state.fresh),
-        begun=jnp.ones_like(state.begun),
-    )
+    """Resets environment and carry where the next step begins an episode.
+
+    On most steps none does, and nothing is computed or copied.
+    """
+
+    def some_begin(state: StepState) -> Bool[Array, ""]:
+        return jnp.any(state.fresh)
+
+    def begin(state: StepState) -> StepState:
+        env, fresh = stepper.env, state.fresh
+        dealt, reset_state = stepper.strategy.deal(env, state.reset_state, fresh, key)
+        rows = env.pack(dealt, fresh.shape[0], like=state.env_rows)
+        return StepState(
+            env_rows=_begin(stepper, state, rows.where(fresh, state.env_rows), key),
+            network_state=refresh(stepper.network, state.network_state, fresh),
+            reset_state=reset_state,
+            fresh=jnp.zeros_like(fresh),
+            begun=jnp.ones_like(state.begun),
+        )
+
+    # Entered once or not at all. Unlike `cond`, a loop changes its tables in place.
+    return jax.lax.while_loop(some_begin, begin, state)
 
 
 def advance(stepper: Stepper, state: StepState) -> tuple[StepState, Transition, StepEnd]:

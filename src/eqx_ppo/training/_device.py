@@ -15,6 +15,7 @@ from jaxtyping import Array, PRNGKeyArray
 from eqx_ppo._typing import EnvState, Metrics, Tree, TreeDef
 from eqx_ppo.algorithms import (
     TrainingState,
+    compiler_options,
     evaluate,
     join_network,
     new_training_state,
@@ -112,7 +113,7 @@ class _Compiling:
 
     def __init__(self, lowered: jax.stages.Lowered):
         thread = ThreadPoolExecutor(1, thread_name_prefix="compile")
-        self._compiled = thread.submit(lowered.compile)
+        self._compiled = thread.submit(lowered.compile, compiler_options())
         thread.shutdown(wait=False)
 
     def wait(self) -> None:
@@ -240,7 +241,7 @@ def compile_device(task: Task, start: Start) -> Device:
     iterating = _compiling(
         jax.jit(_iterate(task, start.treedef), donate_argnums=0), start.leaves, np.int32(0)
     )
-    evaluating = jax.jit(evaluate_leaves)
+    evaluating = jax.jit(evaluate_leaves, compiler_options=compiler_options())
     if evaluation.enabled:
         evaluating = _compiling(evaluating, start.leaves, jax.random.key(0)).call
 

@@ -7,10 +7,10 @@ by being stepped. It still takes part in the one compiled rollout, by a callback
   they become **one** call of the host for the whole batch (`custom_vmap`).
 - The calls are `io_callback(ordered=True)`: each is made exactly once, and in the order of
   the program. They can be neither elided nor repeated.
-- The state on the device holds what the host answered, and the host's **clock**. A state that
-  is not the host's latest one is refused, because the host cannot go back to it: that of a
-  checkpoint, of another run, or one that a reset strategy has kept. A state before all
-  episodes resets the host.
+- The state on the device holds what the host answered, and the host's **clock** and count of
+  resets. A state that is not the host's latest one is refused, because the host cannot go back
+  to it: that of a checkpoint, of another run, or one that a reset strategy has kept. A state
+  before all episodes resets the host.
 - `HostReset` starts new episodes where the old ones ended.
 """
 
@@ -45,24 +45,23 @@ class HostReset(ResetStrategy):
     """
 
     def start(self, env: BatchedEnv, n_envs: int, key: Key[Array, ""]) -> Tree:
-        """The time on the host's clock at which it will be asked for resets."""
+        """How many resets there were on the host."""
         _on_host(env).check_number(n_envs)
         del key
-        return jnp.zeros((), jnp.uint32)  # none yet: the first call resets all
+        return jnp.zeros((), jnp.uint32)  # it may be more than none: the first one is of all
 
     def adopt(self, env: BatchedEnv, states: EnvState, key: Key[Array, ""]) -> Tree:
-        """The time of the running episodes, which go on."""
+        """How many there were when the running episodes, which go on, were left."""
         _on_host(env)
         del key
-        return jnp.max(states.data)
+        return jnp.max(states.data[:, 1])
 
     def deal(
         self, env: BatchedEnv, state: Tree, wanted: Bool[Array, " B"], key: Key[Array, ""]
     ) -> tuple[EnvState, Tree]:
         """Resets the environments in `wanted`; the host is not called if none is."""
         answer = _on_host(env).reset_some(wanted, state, key)
-        now = jnp.where(jnp.any(wanted), jnp.max(answer.clock), state)
-        return env.canonicalize(_state(answer)), now + jnp.uint32(1)
+        return env.canonicalize(_state(answer)), jnp.maximum(state, jnp.max(answer.time[:, 1]))
 
 
 @final
@@ -146,10 +145,10 @@ class GymnasiumEnv:
         return _state(self._step(state.data, action))
 
     def reset_some(
-        self, mask: Bool[Array, " B"], clock: UInt32[Array, ""], key: Key[Array, ""]
+        self, mask: Bool[Array, " B"], resets: UInt32[Array, ""], key: Key[Array, ""]
     ) -> Answer:
         """Resets some environments. Rows of the others mean nothing; used by `HostReset`."""
-        return self._host.reset_some(mask, clock, jax.random.split(key, mask.shape[0]))
+        return self._host.reset_some(mask, resets, jax.random.split(key, mask.shape[0]))
 
     def check_number(self, n_envs: int) -> None:
         """Raises a `ValueError` unless there are `n_envs` environments."""
@@ -208,7 +207,7 @@ def _state(answer: Answer) -> State:
         done=answer.terminated | answer.truncated,
         info={"truncation": truncated},
         metrics={},
-        data=answer.clock,
+        data=answer.time,
     )
 
 

@@ -18,20 +18,24 @@ from eqx_ppo.envs._adapters._spaces import device_batch, device_values, host_act
 
 
 class Answer(NamedTuple):
-    """What the host says about one environment, or about a batch."""
+    """What the host says about one environment, or about a batch.
+
+    `time` is two numbers per environment: the host's clock, and its count of resets.
+    """
 
     obs: Tree
     reward: Tree
     terminated: Tree
     truncated: Tree
-    clock: Tree
+    time: Tree
 
 
 @final
 class Host:
     """The vector environment, its clock, and the functions that the device calls.
 
-    A step moves the clock, and so does a call that fails, so that no state fits any more.
+    A step moves the clock, and so does a call that fails, so that no state fits any more. The
+    resets of a part of the environments do not; they are counted.
     """
 
     def __init__(self, vector_env: Tree):
@@ -39,6 +43,7 @@ class Host:
         self.n_envs: int = vector_env.num_envs
         self.values = device_values(vector_env.single_observation_space)
         self.clock = 0
+        self.resets = 0
         self.ended = np.zeros(self.n_envs, np.bool_)
 
     # --- On the host ----------------------------------------------------------------------
@@ -47,31 +52,36 @@ class Host:
         """Resets every environment."""
         self.check_number(len(seeds))
         self.clock += 1
+        self.resets += 1
         obs, _ = self.vector_env.reset(seed=_python_ints(seeds))
         self.ended = np.zeros(self.n_envs, np.bool_)
         return self._answer(obs)
 
-    def reset_masked(self, mask: np.ndarray, time: np.ndarray, seeds: np.ndarray) -> Answer:
+    def reset_masked(self, mask: np.ndarray, resets: np.ndarray, seeds: np.ndarray) -> Answer:
         """Resets the environments in `mask`; rows of the others mean nothing.
 
-        The clock must show `time`, or that is 0: before the first episodes, all of which begin.
+        There must have been `resets` so far, unless that is 0: before the first episodes, all of
+        which begin.
         """
         mask = np.array(mask, np.bool_)
-        if time not in (0, self.clock):
-            raise self._wrong_time(np.asarray(time)[None])
+        if resets not in (0, self.resets):
+            raise self._wrong_time(f"after {resets} resets, but there were {self.resets}")
         if mask.all():
             return self.reset(seeds)
         clock = self.clock
         self.clock += 1
+        self.resets += 1
         obs, _ = self.vector_env.reset(seed=_python_ints(seeds), options={"reset_mask": mask})
         self.clock = clock
         self.ended = self.ended & ~mask
         return self._answer(obs)
 
-    def step(self, clocks: np.ndarray, actions: Tree) -> Answer:
+    def step(self, times: np.ndarray, actions: Tree) -> Answer:
         """Steps every environment."""
+        clocks = np.asarray(times)[:, 0]
         self.check_number(len(clocks))
-        self._check_time(np.asarray(clocks))
+        if self.ended.any() or (clocks != self.clock).any():
+            raise self._wrong_time(f"at {_span(clocks)} on its clock, which is at {self.clock}")
         self.clock += 1
         obs, rewards, terminated, truncated, _ = self.vector_env.step(
             host_actions(self.vector_env.single_action_space, actions)
@@ -90,7 +100,7 @@ class Host:
             row(rewards, np.float32),
             row(terminated, np.bool_),
             row(truncated, np.bool_),
-            row(self.clock, np.uint32),
+            np.full((self.n_envs, 2), (self.clock, self.resets), np.uint32),
         )
 
     def check_number(self, n_envs: int) -> None:
@@ -98,16 +108,11 @@ class Host:
         if n_envs != self.n_envs:
             raise ValueError(_wrong_number(n_envs, self.n_envs))
 
-    def _check_time(self, clocks: np.ndarray) -> None:
-        if self.ended.any() or (clocks != self.clock).any():
-            raise self._wrong_time(clocks)
-
-    def _wrong_time(self, clocks: np.ndarray) -> RuntimeError:
+    def _wrong_time(self, state: str) -> RuntimeError:
         return RuntimeError(
             "The state is not the one that the environments on the host are in "
-            f"(at {_span(clocks)} on the host's clock, which is at {self.clock}; "
-            f"{int(self.ended.sum())} of them ended and were not reset). They cannot go back. "
-            "Use each state once. Give `PPOConfig(reset_strategy=HostReset())`. Evaluate in "
+            f"({state}; {int(self.ended.sum())} of them ended and were not reset). They cannot go "
+            "back. Use each state once. Give `PPOConfig(reset_strategy=HostReset())`. Evaluate in "
             "a `GymnasiumEnv` of its own, as `train_ppo(..., eval_env=...)`. To continue from "
             "a checkpoint, or after a reset elsewhere, begin new episodes with "
             "`restart_episodes`."
@@ -139,12 +144,12 @@ class Host:
         return for_one
 
     def reset_some(
-        self, mask: Bool[Array, " B"], clock: UInt32[Array, ""], keys: Key[Array, " B"]
+        self, mask: Bool[Array, " B"], resets: UInt32[Array, ""], keys: Key[Array, " B"]
     ) -> Answer:
         """Calls the host if any environment is in `mask`."""
         n_rows = mask.shape[0]
         self.check_number(n_rows)
-        args = (mask, clock, jax.vmap(seed_of)(keys))
+        args = (mask, resets, jax.vmap(seed_of)(keys))
         return jax.lax.cond(
             jnp.any(mask),
             lambda: io_callback(self.reset_masked, self._shapes(n_rows), *args, ordered=True),
@@ -158,9 +163,9 @@ class Host:
         def shape(x):
             return jax.ShapeDtypeStruct((*leading, *x.shape), x.dtype)
 
-        scalars = (jnp.float32, jnp.bool_, jnp.bool_, jnp.uint32)
-        values = (self.values, *(jax.ShapeDtypeStruct((), dtype) for dtype in scalars))
-        return Answer(*jax.tree.map(shape, values))
+        scalars = [jax.ShapeDtypeStruct((), x) for x in (jnp.float32, jnp.bool_, jnp.bool_)]
+        time = jax.ShapeDtypeStruct((2,), jnp.uint32)
+        return Answer(*jax.tree.map(shape, (self.values, *scalars, time)))
 
 
 def seed_of(key: Key[Array, ""]) -> UInt32[Array, ""]:
