@@ -18,9 +18,8 @@ import jax
 import numpy as np
 
 import eqx_ppo as ep
-from eqx_ppo.algorithms import TrainingState
 from eqx_ppo.training import Checkpointer
-from eqx_ppo.training._device import Device, Task, compile_device, new_start
+from eqx_ppo.training._device import Device, Leaves, Task, compile_device, new_start
 
 Seconds: TypeAlias = dict[str, list[float]]
 
@@ -67,22 +66,23 @@ def measure(env: str, n_envs: int, length: int, iterations: int, blocks: int) ->
     return Cost(wall, cpu, alone)
 
 
-def _save(device: Device, state: TrainingState, checkpointer: Checkpointer, steps: int) -> float:
+def _save(device: Device, state: Leaves, checkpointer: Checkpointer, steps: int) -> float:
     """The CPU time of one save."""
     started = time.process_time()
-    checkpointer.save(device.copy(state), steps)
+    checkpointer.save(device.open(device.copy(state)), steps)
     checkpointer.wait()
     return time.process_time() - started
 
 
 def _run(
-    device: Device, state: TrainingState, iterations: int, checkpointer: Checkpointer | None
-) -> TrainingState:
+    device: Device, state: Leaves, iterations: int, checkpointer: Checkpointer | None
+) -> Leaves:
     """A block: what it began with is saved while it runs."""
     copy = None if checkpointer is None else device.copy(state)
     state, chunk = device.iterate(state, np.int32(iterations))
     if checkpointer is not None and copy is not None:
-        checkpointer.save(copy, int(copy.counts.steps))
+        opened = device.open(copy)
+        checkpointer.save(opened, int(opened.counts.steps))
     jax.block_until_ready((state, chunk))
     if checkpointer is not None:
         checkpointer.wait()

@@ -329,13 +329,14 @@ def test_masked_time_limits_are_not_evaluated():
     loops, end, rollout = run("bootstrap")
     masked_loops, masked_end, masked = run("mask")
     assert loops - masked_loops == 1
-    assert_same(masked_end, end)
+    # Two programs, whose kernels may round differently.
+    assert_close(masked_end, end, rtol=1e-6, atol=1e-6)
     truncated = np.asarray(rollout.transitions.truncated)
     values = np.asarray(rollout.transitions.next_values)
     assert truncated.sum() == 2
     assert np.abs(values[truncated]).min() > 1e-3
     expected = rollout.transitions._replace(next_values=jnp.where(truncated, 0.0, values))
-    assert_same(masked.transitions, expected)
+    assert_close(masked.transitions, expected, rtol=1e-6, atol=1e-6)
 
 
 class Tape:

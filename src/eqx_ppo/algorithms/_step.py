@@ -81,11 +81,8 @@ class StepEnd(NamedTuple):
 def renew(stepper: Stepper, state: StepState, key: Key[Array, ""]) -> StepState:
     """Resets environment and carry where the next step begins an episode.
 
-    On most steps none does, and nothing is computed or copied.
+    On most steps none does, and nothing is computed.
     """
-
-    def some_begin(state: StepState) -> Bool[Array, ""]:
-        return jnp.any(state.fresh)
 
     def begin(state: StepState) -> StepState:
         env, fresh = stepper.env, state.fresh
@@ -99,8 +96,7 @@ def renew(stepper: Stepper, state: StepState, key: Key[Array, ""]) -> StepState:
             begun=jnp.ones_like(state.begun),
         )
 
-    # Entered once or not at all. Unlike `cond`, a loop changes its tables in place.
-    return jax.lax.while_loop(some_begin, begin, state)
+    return jax.lax.cond(jnp.any(state.fresh), begin, lambda state: state, state)
 
 
 def advance(stepper: Stepper, state: StepState) -> tuple[StepState, Transition, StepEnd]:

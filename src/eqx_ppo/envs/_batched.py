@@ -242,12 +242,16 @@ class BatchedEnv:
 
     def unpack(self, packed: PackedStates) -> EnvState:
         """Undoes `pack`, for as many rows as the tables have."""
+        return self.spec.unflatten(self.leaves(packed))
+
+    def leaves(self, packed: PackedStates) -> list[Array]:
+        """The leaves of `unpack`."""
         leaves = list(packed.shared)
         for index, (table, columns) in self._places(packed).items():
             rows = packed.tables[table]
             shape = (rows.shape[0], *self.spec.leaves[index].shape)
             leaves[index] = rows[:, columns].reshape(shape)
-        return self.spec.unflatten([leaf for leaf in leaves if leaf is not None])
+        return [leaf for leaf in leaves if leaf is not None]
 
     def put(
         self, packed: PackedStates, leaves: dict[int, Array], mask: Bool[Array, " N"]

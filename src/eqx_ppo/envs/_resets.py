@@ -38,7 +38,7 @@ class ResetStrategy(abc.ABC):
     ) -> tuple[EnvState, Tree]:
         """A fresh state for every environment in `wanted`, and the new strategy state.
 
-        Called where at least one is wanted.
+        Called on steps at which one is wanted, and under `jax.vmap` on all.
 
         **Returns:** leaves `[B, ...]`; rows of other environments are not used.
         """

@@ -219,7 +219,9 @@ class EpisodeWrapper(Wrapper):
         inner_key, steps_key = jax.random.split(as_key(key))
         inner = stagger(self.env, self._inner_state(state), inner_key)
         shape = jnp.shape(state.info[_STEPS])
-        steps = jax.random.randint(steps_key, shape, 0, self.max_len, jnp.int32)
+        # Not `randint`, whose two draws and keys for them are half a dozen loops to compile.
+        bits = jax.random.bits(steps_key, shape, jnp.uint32)
+        steps = (bits % jnp.uint32(self.max_len)).astype(jnp.int32)
         return self._outer_state(inner, steps)
 
     def carry_over(self, ended: _typing.EnvState, fresh: _typing.EnvState) -> _typing.EnvState:

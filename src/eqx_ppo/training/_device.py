@@ -4,7 +4,7 @@ import dataclasses
 import functools
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from typing import NamedTuple, final
+from typing import NamedTuple, TypeAlias, final
 
 import jax
 import jax.numpy as jnp
@@ -26,6 +26,7 @@ from eqx_ppo.envs import Env, SupportsOwnResets, Wrapper
 from eqx_ppo.networks import StatefulModule
 from eqx_ppo.training._checkpoint import NetworkTemplate, StateTemplate, state_paths
 from eqx_ppo.training._config import TrainConfig
+from eqx_ppo.training._packed_state import open_state, pack_state, unpack_state
 
 
 class Task(NamedTuple):
@@ -78,6 +79,10 @@ class _TracedOnce(Wrapper):
             return self.env.step(state, action)
 
 
+Leaves: TypeAlias = list[Array]
+"""A state of training as it goes from call to call: the leaves of what `pack_state` gives."""
+
+
 class Chunk(NamedTuple):
     """What some iterations in a row have reported, one row for each.
 
@@ -94,14 +99,15 @@ class Device(NamedTuple):
 
     `first` gives the state to begin with. `iterate` takes a count of iterations up to
     `iterations_per_call`, and consumes the state that it is given; `wait` returns when it is
-    compiled.
+    compiled. `open` waits for a state, and gives it as users know it.
     """
 
-    first: Callable[[], TrainingState]
-    copy: Callable[[TrainingState], TrainingState]
+    first: Callable[[], Leaves]
+    copy: Callable[[Leaves], Leaves]
+    open: Callable[[Leaves], TrainingState]
     wait: Callable[[], None]
-    iterate: Callable[[TrainingState, np.int32], tuple[TrainingState, Chunk]]
-    evaluate: Callable[[TrainingState, Array], Metrics]
+    iterate: Callable[[Leaves, np.int32], tuple[Leaves, Chunk]]
+    evaluate: Callable[[Leaves, Array], Metrics]
 
 
 @final
@@ -151,71 +157,67 @@ class Start(NamedTuple):
     As flat leaves, so that no constructor of an environment's state sees a placeholder.
     """
 
-    make: Callable[[], list[Array]]
+    make: Callable[[], Leaves]
     leaves: list[Array] | list[jax.ShapeDtypeStruct]
-    treedef: TreeDef
-
-
-class _Outline(NamedTuple):
-    """What a new state looks like, found while it is traced."""
-
-    paths: list[str]
     treedef: TreeDef
 
 
 def new_start(task: Task, network: StatefulModule, key: Array) -> Start:
     """A new state, from a copy of the network."""
-    arrays = split_network(network)[0]
-    make, outlines = _maker(task, network)
-    if _jit_is_disabled():
-        made = make(arrays, key)
-        return Start(lambda: made, made, outlines[0].treedef)
-    lowered = jax.jit(make).lower(arrays, key)
-    compiled = _Compiling(lowered)
-    return Start(lambda: compiled(arrays, key), _leaves_of(lowered), outlines[0].treedef)
+    arrays, remainder = split_network(network)
+
+    def new_state(arrays: Tree, key: Array) -> TrainingState:
+        return pack_state(task.env, _new_state(task, join_network(arrays, remainder), key))
+
+    return _start(new_state, arrays, key)
+
+
+def continue_from(task: Task, state: TrainingState) -> Start:
+    """A copy of the state of an earlier run."""
+    leaves, treedef = jax.tree.flatten(state)
+    return _start(lambda leaves: pack_state(task.env, treedef.unflatten(_copied(leaves))), leaves)
 
 
 def template_of(task: Task, network: StatefulModule, key: Array) -> StateTemplate:
     """What the state of such a run looks like, without computing it."""
     arrays, remainder = split_network(network)
-    make, outlines = _maker(task, network)
-    if _jit_is_disabled():
-        leaves = make(arrays, key)
-    else:
-        leaves = _leaves_of(jax.jit(make).lower(arrays, key))
-    (outline,) = outlines
+    flatten = _Flattening(
+        lambda arrays, key: _new_state(task, join_network(arrays, remainder), key)
+    )
+    outline = flatten if _jit_is_disabled() else functools.partial(jax.eval_shape, flatten)
+    leaves = outline(arrays, key)
     template = NetworkTemplate.of(
         join_network(arrays, remainder), leaves[: len(jax.tree.leaves(arrays))]
     )
-    return StateTemplate.split(template, outline.paths, leaves, outline.treedef)
+    return StateTemplate.split(template, flatten.paths, leaves, flatten.treedef)
 
 
-def continue_from(state: TrainingState) -> Start:
-    """A copy of the state of an earlier run."""
-    leaves, treedef = jax.tree.flatten(state)
-    return Start(lambda: _copied(leaves), leaves, treedef)
+def _new_state(task: Task, network: StatefulModule, key: Array) -> TrainingState:
+    return new_training_state(task.env, network, task.config.ppo, key, optimizer=task.optimizer)
 
 
-def _maker(
-    task: Task, network: StatefulModule
-) -> tuple[Callable[[Tree, Array], list[Array]], list[_Outline]]:
-    """A function that makes the leaves of a new state, and notes what the state looks like."""
-    remainder = split_network(network)[1]
-    outlines: list[_Outline] = []
+def _start(make: Callable[..., TrainingState], *args: Tree) -> Start:
+    flatten = _Flattening(make)
+    if _jit_is_disabled():
+        made = flatten(*args)
+        return Start(lambda: made, made, flatten.treedef)
+    lowered = jax.jit(flatten).lower(*args)
+    compiled = _Compiling(lowered)
+    return Start(lambda: compiled(*args), _leaves_of(lowered), flatten.treedef)
 
-    def make(arrays: Tree, key: Array) -> list[Array]:
-        state = new_training_state(
-            task.env,
-            join_network(arrays, remainder),
-            task.config.ppo,
-            key,
-            optimizer=task.optimizer,
-        )
-        leaves, treedef = jax.tree.flatten(state)
-        outlines.append(_Outline(state_paths(state), treedef))
+
+@final
+class _Flattening:
+    """A function that makes the leaves of a state, and notes what the state looks like."""
+
+    def __init__(self, make: Callable[..., TrainingState]):
+        self._make = make
+
+    def __call__(self, *args: Tree) -> Leaves:
+        state = self._make(*args)
+        self.paths = state_paths(state)
+        leaves, self.treedef = jax.tree.flatten(state)
         return leaves
-
-    return make, outlines
 
 
 def _leaves_of(lowered: jax.stages.Lowered) -> list[jax.ShapeDtypeStruct]:
@@ -232,36 +234,35 @@ def _copied(leaves: list[Array]) -> list[Array]:
 
 def compile_device(task: Task, start: Start) -> Device:
     """Begins to compile everything that the run needs."""
-    evaluation = task.config.eval
-    unflatten = start.treedef.unflatten
+    evaluation, unflatten = task.config.eval, start.treedef.unflatten
 
     def evaluate_leaves(leaves, key):
         return evaluate(task.eval_env, unflatten(leaves).network, evaluation, key)
 
-    iterating = _compiling(
-        jax.jit(_iterate(task, start.treedef), donate_argnums=0), start.leaves, np.int32(0)
-    )
+    iterate = jax.jit(_iterate(task, start.treedef), donate_argnums=0)
+    iterating = _compiling(iterate, start.leaves, np.int32(0))
     evaluating = jax.jit(evaluate_leaves, compiler_options=compiler_options())
     if evaluation.enabled:
         evaluating = _compiling(evaluating, start.leaves, jax.random.key(0)).call
 
-    def iterate_state(state, count):
-        leaves, chunk = iterating.call(jax.tree.leaves(state), count)
-        return unflatten(leaves), chunk
-
     return Device(
-        first=lambda: unflatten(start.make()),
-        copy=lambda state: unflatten(_copied(jax.tree.leaves(state))),
+        first=start.make,
+        copy=_copied,
+        open=lambda leaves: open_state(task.env, unflatten(leaves)),
         wait=iterating.wait,
-        iterate=iterate_state,
-        evaluate=lambda state, key: evaluating(jax.tree.leaves(state), key),
+        iterate=iterating.call,
+        evaluate=evaluating,
     )
 
 
 def _iterate(task: Task, treedef: TreeDef) -> Callable[[list[Array], Array], Tree]:
     """Some iterations in a row, on the leaves of a state."""
-    ppo = task.config.ppo
-    step = jax.jit(lambda state: ppo_step(task.env, state, ppo, task.optimizer))  # traced once
+    env, ppo = task.env, task.config.ppo
+
+    @jax.jit  # traced once
+    def step(packed):
+        state, metrics = ppo_step(env, unpack_state(env, packed), ppo, task.optimizer)
+        return pack_state(env, state), metrics
 
     def step_with_report(state):
         before = state.counts.invalid_steps.low

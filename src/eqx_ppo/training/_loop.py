@@ -13,7 +13,7 @@ from eqx_ppo._typing import Metrics
 from eqx_ppo.algorithms import LoggingLevel, TrainingState
 from eqx_ppo.training._checkpoint import Checkpointer, CheckpointError, RunRecord
 from eqx_ppo.training._config import TrainConfig
-from eqx_ppo.training._device import Chunk, Device
+from eqx_ppo.training._device import Chunk, Device, Leaves
 from eqx_ppo.training._sinks import Sink
 from eqx_ppo.training._stops import (
     Interrupts,
@@ -71,7 +71,7 @@ class _Pending(NamedTuple):
     chunk: Chunk
     first_step: int
     n_iterations: int
-    copy: TrainingState | None
+    copy: Leaves | None
     finished: float | None
 
 
@@ -108,7 +108,7 @@ class Run:
         self._pending: _Pending | None = None
         self._clock = time.perf_counter()
 
-    def go(self, state: TrainingState, *, evaluates_first: bool) -> TrainResult:
+    def go(self, state: Leaves, *, evaluates_first: bool) -> TrainResult:
         """Iterates until `total_steps` are reached.
 
         **Raises:** `TrainingInterrupted`, `TrainingDivergedError`; both after saving.
@@ -136,7 +136,8 @@ class Run:
     def _goes_on(self) -> bool:
         return self._steps < self._config.ppo.total_steps and self._diverged is None
 
-    def _result(self, state: TrainingState) -> TrainResult:
+    def _result(self, leaves: Leaves) -> TrainResult:
+        state = self._device.open(leaves)
         return TrainResult(
             training_state=state,
             final_metrics=self._latest,
@@ -145,7 +146,7 @@ class Run:
             total_iterations=int(state.counts.iterations),
         )
 
-    def _advance(self, state: TrainingState) -> TrainingState:
+    def _advance(self, state: Leaves) -> Leaves:
         """Some iterations; evaluates and saves where that is due.
 
         Whatever the host does about one call it does while the next one runs, except for
@@ -181,7 +182,7 @@ class Run:
 
     # --- Numbers ------------------------------------------------------------------------------
 
-    def _evaluate(self, state: TrainingState) -> dict[str, float]:
+    def _evaluate(self, state: Leaves) -> dict[str, float]:
         iteration = self._steps // self._config.ppo.steps_per_iteration
         varying = iteration if self._config.eval.vary_key else 0
         key = jax.random.fold_in(self._eval_key, varying)
@@ -241,9 +242,10 @@ class Run:
 
     # --- States -------------------------------------------------------------------------------
 
-    def _save(self, copy: TrainingState, evaluated: Mapping[str, float] | None) -> None:
+    def _save(self, copy: Leaves, evaluated: Mapping[str, float] | None) -> None:
         """Hands out a state; a checkpoint that cannot be written does not end the run."""
-        steps = int(copy.counts.steps)
+        state = self._device.open(copy)
+        steps = int(state.counts.steps)
         self._saved_at = steps
         if self._outlets.checkpointer is not None:
             record = RunRecord(
@@ -254,11 +256,11 @@ class Run:
                 invalid=self._watch.recent,
             )
             try:
-                self._outlets.checkpointer.save(copy, steps, metrics=evaluated, run=record)
+                self._outlets.checkpointer.save(state, steps, metrics=evaluated, run=record)
             except CheckpointError as error:
                 warn_of_failed_save(error)
         if self._outlets.checkpoint_fn is not None:  # second: it may take long, or raise
-            self._outlets.checkpoint_fn(copy, steps)
+            self._outlets.checkpoint_fn(state, steps)
 
     def _whereabouts(self) -> str:
         checkpointer = self._outlets.checkpointer

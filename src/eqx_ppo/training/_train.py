@@ -168,7 +168,9 @@ def _origin(
         if isinstance(task.env, SupportsOwnResets):
             state = restart_on_host(task, state, jax.random.fold_in(key, metadata.steps))
         record = RunRecord(**{**vars(metadata.run), "config": record.config})
-        return _Origin(continue_from(state), metadata.steps, record, source.directory.resolve())
+        return _Origin(
+            continue_from(task, state), metadata.steps, record, source.directory.resolve()
+        )
     if initial_state is None:
         return _Origin(None, None, record, None)
     if split_network(network)[1] != initial_state.remainder:
@@ -176,7 +178,8 @@ def _origin(
             "`initial_state` was made for another network than the one given. Continue with "
             "`initial_state.network`, or leave `initial_state` out to start anew."
         )
-    return _Origin(continue_from(initial_state), int(initial_state.counts.steps), record, None)
+    start = continue_from(task, initial_state)
+    return _Origin(start, int(initial_state.counts.steps), record, None)
 
 
 def _open(outlets: Outlets, origin: _Origin, config: TrainConfig) -> None:
