@@ -79,10 +79,9 @@ def minibatch_indices(config: PPOConfig, key: Key[Array, ""]) -> Int32[Array, "u
 
     Every epoch is a permutation of all of them, cut into equal minibatches.
     """
-    n_samples = config.n_envs * config.n_segments
-    keys = jax.random.split(key, config.n_epochs)
-    order = jax.vmap(lambda epoch_key: jax.random.permutation(epoch_key, n_samples))(keys)
-    return order.reshape(config.n_epochs * config.n_minibatches, -1)
+    shape = (config.n_epochs, config.n_envs * config.n_segments)
+    order = jnp.argsort(jax.random.bits(key, shape, jnp.uint32), axis=1)
+    return order.astype(jnp.int32).reshape(config.n_epochs * config.n_minibatches, -1)
 
 
 def _samples(rollout: Rollout, config: PPOConfig) -> Minibatch:

@@ -149,9 +149,10 @@ class PooledReset(ResetStrategy):
             return pool.available < n_wanted
 
         def add(pool: PoolState) -> PoolState:
-            keys = jax.random.split(jax.random.fold_in(key, pool.available), refill)
+            added = pool.available + jnp.arange(refill, dtype=jnp.int32)
+            keys = jax.vmap(lambda number: jax.random.fold_in(key, number))(added)
             new = env.pack(env.reset(keys), refill)
-            places = (pool.head + pool.available + jnp.arange(refill, dtype=jnp.int32)) % capacity
+            places = (pool.head + added) % capacity
             tables = [
                 table.at[places].set(rows)
                 for table, rows in zip(pool.states.tables, new.tables, strict=True)
