@@ -3,7 +3,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from eqx_ppo.ops import linear
+from eqx_ppo.ops import add_bias, linear
 
 # One for each way in which the gradient is computed.
 SIZES = {"narrow input": (3, 20), "narrow output": (24, 2), "wide": (12, 20)}
@@ -76,3 +76,52 @@ def test_bfloat16_stays_bfloat16(case):
     y, pull = jax.vjp(linear, x, kernel)
     dx, dkernel = pull(y)
     assert y.dtype == dx.dtype == dkernel.dtype == jnp.bfloat16
+
+
+# --- The bias -------------------------------------------------------------------------------
+
+
+def bias_case(n=6, width=5):
+    rng = np.random.default_rng(3)
+    return [
+        rng.normal(size=shape).astype(np.float32) for shape in ((n, width), (width,), (n, width))
+    ]
+
+
+def test_the_bias_is_added_to_every_row():
+    x, bias, _ = bias_case()
+    np.testing.assert_array_equal(add_bias(x, bias), x + bias)
+
+
+def test_gradients_by_rows_and_bias_are_numpys():
+    x, bias, weights = bias_case()
+    by_x, by_bias = jax.grad(lambda x, b: jnp.sum(weights * add_bias(x, b)), (0, 1))(x, bias)
+    np.testing.assert_array_equal(by_x, weights)
+    np.testing.assert_allclose(by_bias, weights.sum(0), rtol=1e-6, atol=1e-6)
+    np.testing.assert_allclose(
+        jax.grad(lambda b: jnp.sum(weights * add_bias(x, b)))(bias), weights.sum(0), atol=1e-6
+    )
+
+
+def test_the_bias_in_forward_mode_and_to_second_order():
+    x, bias, weights = bias_case()
+    _, tangent = jax.jvp(add_bias, (x, bias), (weights, bias))
+    np.testing.assert_allclose(tangent, weights + bias, rtol=1e-6)
+    hessian = jax.hessian(lambda b: jnp.sum(add_bias(x, b) ** 2))(bias)
+    np.testing.assert_allclose(hessian, 2 * len(x) * np.eye(len(bias)), atol=1e-5)
+
+
+def test_the_bias_over_a_batch_of_layers():
+    x, bias, weights = bias_case()
+    biases = np.stack([bias, 2 * bias])
+    grads = jax.vmap(jax.grad(lambda b: jnp.sum(weights * add_bias(x, b) ** 2)))(biases)
+    expected = [(2 * weights * (x + b)).sum(0) for b in biases]
+    np.testing.assert_allclose(grads, expected, rtol=1e-5, atol=1e-5)
+
+
+def test_a_bias_of_another_dtype():
+    x, bias, _ = bias_case()
+    with jax.numpy_dtype_promotion("standard"):
+        grad = jax.grad(lambda b: jnp.sum(add_bias(x, b)))(jnp.asarray(bias, jnp.bfloat16))
+    assert grad.dtype == jnp.bfloat16
+    np.testing.assert_array_equal(grad.astype(jnp.float32), np.full(5, 6.0))

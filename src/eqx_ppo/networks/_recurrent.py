@@ -17,7 +17,7 @@ from eqx_ppo._tree import merge_time, split_time, tree_where
 from eqx_ppo._typing import Extras, KeyLike, State
 from eqx_ppo.networks._errors import check_features
 from eqx_ppo.networks._module import StatefulModule, StatefulModuleOutput
-from eqx_ppo.ops import linear
+from eqx_ppo.ops import add_bias, linear
 
 
 class LSTMState(NamedTuple):
@@ -161,7 +161,7 @@ class LSTM(RecurrentLayer):
 
     def project(self, x: Float[Array, "N in_features"]) -> Float[Array, "N gates"]:
         """The input's share of the four gates, and the bias."""
-        return _product(x, self.cell.weight_ih) + _bias(self.cell.bias)
+        return add_bias(_product(x, self.cell.weight_ih), _bias(self.cell.bias))
 
     def recur(
         self, state: LSTMState, projection: Float[Array, "B gates"]
@@ -220,7 +220,7 @@ class GRU(RecurrentLayer):
 
     def project(self, x: Float[Array, "N in_features"]) -> Float[Array, "N gates"]:
         """The input's share of the three gates, and the bias."""
-        return _product(x, self.cell.weight_ih) + _bias(self.cell.bias)
+        return add_bias(_product(x, self.cell.weight_ih), _bias(self.cell.bias))
 
     def recur(
         self, state: Float[Array, "B hidden"], projection: Float[Array, "B gates"]
@@ -230,7 +230,7 @@ class GRU(RecurrentLayer):
         from_state = jnp.split(_product(state, self.cell.weight_hh), 3, axis=-1)
         reset_gate = jax.nn.sigmoid(from_input[0] + from_state[0])
         keep_gate = jax.nn.sigmoid(from_input[1] + from_state[1])
-        candidate = from_input[2] + reset_gate * (from_state[2] + _bias(self.cell.bias_n))
+        candidate = from_input[2] + reset_gate * add_bias(from_state[2], _bias(self.cell.bias_n))
         candidate = jnp.tanh(candidate)
         hidden = candidate + keep_gate * (state - candidate)
         return hidden, hidden
@@ -243,7 +243,7 @@ def _product(x: Array, weight: Array) -> Array:
 
 def _bias(bias: Array | None) -> Array:
     assert bias is not None  # both layers are built with biases
-    return bias[None]
+    return bias
 
 
 _Cell = TypeVar("_Cell", eqx.nn.LSTMCell, eqx.nn.GRUCell)

@@ -22,7 +22,7 @@ from eqx_ppo.ops._counter import (
     new_counter as new_counter,
 )
 from eqx_ppo.ops._gae import gae as gae
-from eqx_ppo.ops._linear import linear as linear
+from eqx_ppo.ops._linear import add_bias as add_bias, linear as linear
 from eqx_ppo.ops._losses import (
     AdvantageNormalization as AdvantageNormalization,
     clipped_surrogate as clipped_surrogate,

@@ -1,4 +1,4 @@
-"""A matrix product whose weight gradient is a product in the fast direction."""
+"""Matrix product and bias of a layer, with gradients that are fast on a CPU."""
 
 import jax
 import jax.numpy as jnp
@@ -38,6 +38,43 @@ def _linear_jvp(primals, tangents):
 
 
 linear.defjvp(_linear_jvp, symbolic_zeros=True)
+
+
+@jax.custom_jvp
+def add_bias(x: Float[Array, "N O"], bias: Float[Array, " O"]) -> Float[Array, "N O"]:
+    """`x + bias`, for every row.
+
+    The gradient by the bias is a sum over rows, which on a CPU one thread takes column by column.
+    Here it is a product with ones, which is computed as fast as numbers can be read.
+    Differentiable in forward and reverse mode, to any order.
+
+    **Arguments:**
+
+    - `x`: `[N, O]`, one row per sample.
+    - `bias`: `[O]`.
+    """
+    return x + bias[None]
+
+
+def _add_bias_jvp(primals, tangents):
+    x, bias = primals
+    dx, dbias = tangents
+    y = add_bias(x, bias)
+    terms = [] if isinstance(dx, SymbolicZero) else [dx]
+    if not isinstance(dbias, SymbolicZero):
+        terms.append(_for_every_row(dbias, x.shape[0]).astype(y.dtype))
+    return y, sum(terms[1:], start=terms[0]) if terms else jnp.zeros_like(y)
+
+
+add_bias.defjvp(_add_bias_jvp, symbolic_zeros=True)
+
+
+def _for_every_row(bias: Float[Array, " O"], n_rows: int) -> Float[Array, "N O"]:
+    """`bias` as every one of `n_rows` rows, written so that its transpose is a product."""
+    if jax.default_backend() != "cpu":
+        return jnp.broadcast_to(bias[None], (n_rows, *bias.shape))
+    ones = jax.lax.optimization_barrier(jnp.ones((n_rows, 1), bias.dtype))
+    return ones @ bias[None]
 
 
 def _linear_in_kernel(x: Float[Array, "N I"], kernel: Float[Array, "I O"]) -> Float[Array, "N O"]:
