@@ -524,7 +524,7 @@ def test_what_a_dear_reset_means():
     assert on_resets(1.0) == []
     (found,) = on_resets(120.4)
     assert "as long as 120 steps" in found.message
-    assert "every step 121 times as slow" in found.message
+    assert "every step at which one begins 121 times as slow" in found.message
 
 
 def test_the_report_of_a_right_environment():

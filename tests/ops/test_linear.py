@@ -125,3 +125,11 @@ def test_a_bias_of_another_dtype():
         grad = jax.grad(lambda b: jnp.sum(add_bias(x, b)))(jnp.asarray(bias, jnp.bfloat16))
     assert grad.dtype == jnp.bfloat16
     np.testing.assert_array_equal(grad.astype(jnp.float32), np.full(5, 6.0))
+
+
+def test_rows_of_a_narrower_dtype_than_the_bias():
+    x, bias, _ = bias_case()
+    with jax.numpy_dtype_promotion("standard"):
+        grad = jax.grad(lambda x: jnp.sum(add_bias(x, bias)))(jnp.asarray(x, jnp.bfloat16))
+    assert grad.dtype == jnp.bfloat16
+    np.testing.assert_array_equal(grad.astype(jnp.float32), np.ones((6, 5)))

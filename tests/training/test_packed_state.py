@@ -1,5 +1,9 @@
 """The states of the environments, packed between the calls of a run, come out as they went in."""
 
+import os
+import subprocess
+import sys
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -73,3 +77,48 @@ def test_an_opened_state_owns_its_buffers():
     jax.block_until_ready(step(open_state(env, packed)))
     for table, kept in zip(tables, before, strict=True):
         np.testing.assert_array_equal(numbers(table), kept)
+
+
+@pytest.mark.filterwarnings("ignore::eqx_ppo.envs.TimeLimitWarning")
+def test_opening_does_not_wait_for_what_comes_after():
+    """A state is saved while the next iterations run."""
+    env = Varied()
+    packed = jax.block_until_ready(pack_state(env, trained(env)))
+
+    @jax.jit
+    def slow(x):
+        return jax.lax.fori_loop(0, 300, lambda _, x: jnp.tanh(x @ x), x)
+
+    jax.block_until_ready(slow(jnp.ones((600, 600))))
+    open_state(env, packed)
+    running = slow(jnp.zeros((600, 600)))
+    leaves = [numbers(leaf) for leaf in jax.tree.leaves(open_state(env, packed))]
+    assert not running.is_ready()
+    assert len(leaves) > 10
+
+
+def test_a_state_on_another_device_goes_on_there():
+    script = """
+import dataclasses, jax, warnings
+warnings.simplefilter("ignore")
+from eqx_ppo import EvalConfig, PPOConfig, TrainConfig, make_mlp_actor_critic, train_ppo
+from eqx_ppo.envs import EpisodeWrapper, Pendulum
+ppo = PPOConfig(n_envs=2, rollout_length=3, n_epochs=1, n_minibatches=1, total_steps=6)
+config = TrainConfig(ppo=ppo, eval=EvalConfig(enabled=False), console=False)
+env = EpisodeWrapper(Pendulum(), 5)
+network = make_mlp_actor_critic(3, 1, [4], [4], key=jax.random.key(0))
+first = train_ppo(env, network, config).training_state
+other = jax.devices()[1]
+moved = jax.device_put(first, other)
+longer = dataclasses.replace(ppo, total_steps=12)
+config = dataclasses.replace(config, ppo=longer)
+last = train_ppo(env, moved.network, config, initial_state=moved).training_state
+assert int(last.counts.steps) == 12
+assert all(leaf.devices() == {other} for leaf in jax.tree.leaves(last)), "elsewhere"
+"""
+    flags = "--xla_force_host_platform_device_count=2"
+    env = {**os.environ, "JAX_PLATFORMS": "cpu", "XLA_FLAGS": flags}
+    done = subprocess.run(
+        [sys.executable, "-c", script], env=env, capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stderr

@@ -60,9 +60,9 @@ def _add_bias_jvp(primals, tangents):
     x, bias = primals
     dx, dbias = tangents
     y = add_bias(x, bias)
-    terms = [] if isinstance(dx, SymbolicZero) else [dx]
+    terms = [] if isinstance(dx, SymbolicZero) else [dx.astype(y.dtype)]
     if not isinstance(dbias, SymbolicZero):
-        terms.append(_for_every_row(dbias, x.shape[0]).astype(y.dtype))
+        terms.append(_for_every_row(dbias.astype(y.dtype), x.shape[0]))
     return y, sum(terms[1:], start=terms[0]) if terms else jnp.zeros_like(y)
 
 

@@ -175,7 +175,14 @@ def new_start(task: Task, network: StatefulModule, key: Array) -> Start:
 def continue_from(task: Task, state: TrainingState) -> Start:
     """A copy of the state of an earlier run."""
     leaves, treedef = jax.tree.flatten(state)
-    return _start(lambda leaves: pack_state(task.env, treedef.unflatten(_copied(leaves))), leaves)
+    start = _start(lambda leaves: pack_state(task.env, treedef.unflatten(_copied(leaves))), leaves)
+    return start._replace(leaves=[_shape_of(leaf) for leaf in start.make()])
+
+
+def _shape_of(leaf: Array) -> jax.ShapeDtypeStruct:
+    """With its place, if it was put there on purpose."""
+    place = leaf.sharding if leaf.committed else None
+    return jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=place)
 
 
 def template_of(task: Task, network: StatefulModule, key: Array) -> StateTemplate:

@@ -5,6 +5,9 @@ out of its table after the last step of a call, to be compiled before training b
 after each call. So the states of the environments stay rows of tables until somebody looks.
 """
 
+from collections.abc import Hashable
+from typing import NamedTuple, Self, final
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -30,11 +33,15 @@ def unpack_state(env: Env, packed: TrainingState) -> TrainingState:
 
 
 def open_state(env: Env, packed: TrainingState) -> TrainingState:
-    """Undoes `pack_state` on the host, where nothing has to be compiled; waits for the state."""
+    """Undoes `pack_state` on the host, and takes over what is in no table.
+
+    It waits for the state, but not for what the device does after it, and nothing is compiled:
+    no leaf is computed on the device.
+    """
     rows = _rows(packed)
     on_host = rows._replace(tables=[_on_host(table) for table in rows.tables])
-    batched = BatchedEnv(env, packed.env_spec)
-    leaves = [jnp.array(leaf) for leaf in batched.leaves(on_host)]  # no buffer is shared
+    place = _place_of(rows.tables[0])
+    leaves = [_to_device(leaf, place) for leaf in BatchedEnv(env, packed.env_spec).leaves(on_host)]
     return _with_env_state(packed, packed.env_spec.unflatten(leaves))
 
 
@@ -47,6 +54,43 @@ def _with_env_state(state: TrainingState, env_state: Tree) -> TrainingState:
     return replace(state, rollout_state=state.rollout_state._replace(env_state=env_state))
 
 
-def _on_host(table: Array) -> Array | np.ndarray:
-    is_opaque = jnp.issubdtype(table.dtype, jax.dtypes.extended)  # keys
-    return table if is_opaque else np.asarray(table)
+@final
+class _HostKeys(NamedTuple):
+    """Keys on the host, with what `BatchedEnv.leaves` does to a table."""
+
+    data: np.ndarray
+    impl: Hashable
+    n_words: int
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        return self.data.shape[:-1]
+
+    def __getitem__(self, index: Tree) -> Self:
+        return self._replace(data=self.data[index])
+
+    def reshape(self, shape: tuple[int, ...]) -> Self:
+        return self._replace(data=self.data.reshape(*shape, self.n_words))
+
+
+def _on_host(table: Array) -> Tree:
+    if not jnp.issubdtype(table.dtype, jax.dtypes.prng_key):
+        return np.asarray(table)
+    data = np.asarray(jax.random.key_data(table))
+    return _HostKeys(data, jax.random.key_impl(table), data.shape[-1])
+
+
+def _to_device(leaf: Tree, place: jax.sharding.Sharding | None) -> Array:
+    if isinstance(leaf, _HostKeys):
+        data = jax.device_put(np.array(leaf.data), place)
+        return jax.random.wrap_key_data(data, impl=leaf.impl)
+    if isinstance(leaf, np.ndarray):
+        return jax.device_put(np.array(leaf), place)  # a copy of its own, for it alone
+    return leaf
+
+
+def _place_of(table: Array) -> jax.sharding.Sharding | None:
+    """The device that a state was put on; `None` if that is the one for everything."""
+    place = table.sharding
+    is_one = isinstance(place, jax.sharding.SingleDeviceSharding)
+    return place if table.committed and is_one else None

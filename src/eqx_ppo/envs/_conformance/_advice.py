@@ -129,7 +129,7 @@ def on_resets(cost: float) -> list[Fault]:
             "",
             f"a reset takes as long as {cost:.0f} steps. The default, `PooledReset`, makes one per "
             f"episode, which adds {cost:.0f} steps to the cost of each; `FreshReset` would make "
-            f"every step {1 + cost:.0f} times as slow. If episodes are short, `CachedReset` costs "
-            "nothing, with one start per environment.",
+            f"every step at which one begins {1 + cost:.0f} times as slow. If episodes are short, "
+            "`CachedReset` costs nothing, with one start per environment.",
         )
     ]
