@@ -111,9 +111,8 @@ def make_update(setting: Setting) -> tuple[optax.GradientTransformation, Callabl
             advantages,
             experience.values + advantages,
         )
-        keys = jax.random.split(key, setting.n_epochs)
-        order = jax.vmap(lambda one: jax.random.permutation(one, setting.n_envs))(keys)
-        order = order.reshape(setting.counts.gradient_steps, -1)
+        bits = jax.random.bits(key, (setting.n_epochs, setting.n_envs), jnp.uint32)
+        order = jnp.argsort(bits, axis=1).reshape(setting.counts.gradient_steps, -1)
         return jax.lax.scan(
             lambda carry, envs: step(data, carry, envs), (params, optimizer_state), order
         )[0]

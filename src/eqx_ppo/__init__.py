@@ -12,7 +12,6 @@ from eqx_ppo.algorithms import (
     LoggingLevel as LoggingLevel,
     PPOConfig as PPOConfig,
     TrainingState as TrainingState,
-    compiler_options as compiler_options,
     eval_rollout as eval_rollout,
     make_policy as make_policy,
     new_training_state as new_training_state,
@@ -32,6 +31,7 @@ from eqx_ppo.networks import (
 from eqx_ppo.training import (
     TrainConfig as TrainConfig,
     TrainResult as TrainResult,
+    compiler_options as compiler_options,
     export_policy as export_policy,
     train_ppo as train_ppo,
 )

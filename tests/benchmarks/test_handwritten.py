@@ -65,7 +65,7 @@ def test_update_by_hand_gives_the_same_weights():
     before, ours, by_hand = both(key)
     for start, mine, theirs in zip(*map(jax.tree.leaves, (before, ours, by_hand)), strict=True):
         np.testing.assert_allclose(mine, theirs, atol=1e-5)
-        assert np.abs(mine - start).max() > 5e-4  # 4 steps of Adam at 3e-4
+        assert np.abs(mine - start).max() > 3e-4  # 4 steps of Adam at 3e-4
 
 
 def test_parts_run_on_the_data_of_a_rollout():

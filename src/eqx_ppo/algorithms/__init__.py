@@ -1,6 +1,5 @@
 """PPO as pure functions: the environment step, rollout, replay, evaluation and update."""
 
-from eqx_ppo.algorithms._compiler_options import compiler_options as compiler_options
 from eqx_ppo.algorithms._config import (
     EvalConfig as EvalConfig,
     LoggingLevel as LoggingLevel,

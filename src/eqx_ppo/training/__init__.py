@@ -9,6 +9,7 @@ from eqx_ppo.training._checkpoint import (
     StructureMismatchError as StructureMismatchError,
     restore_network as restore_network,
 )
+from eqx_ppo.training._compiler_options import compiler_options as compiler_options
 from eqx_ppo.training._config import TrainConfig as TrainConfig
 from eqx_ppo.training._config_json import (
     config_from_json as config_from_json,

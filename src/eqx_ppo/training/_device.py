@@ -15,7 +15,6 @@ from jaxtyping import Array, PRNGKeyArray
 from eqx_ppo._typing import EnvState, Metrics, Tree, TreeDef
 from eqx_ppo.algorithms import (
     TrainingState,
-    compiler_options,
     evaluate,
     join_network,
     new_training_state,
@@ -25,6 +24,7 @@ from eqx_ppo.algorithms import (
 from eqx_ppo.envs import Env, SupportsOwnResets, Wrapper
 from eqx_ppo.networks import StatefulModule
 from eqx_ppo.training._checkpoint import NetworkTemplate, StateTemplate, state_paths
+from eqx_ppo.training._compiler_options import compiler_options
 from eqx_ppo.training._config import TrainConfig
 from eqx_ppo.training._packed_state import open_state, pack_state, unpack_state
 

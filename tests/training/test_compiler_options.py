@@ -5,7 +5,7 @@ import jax.numpy as jnp
 import pytest
 
 from eqx_ppo import compiler_options
-from eqx_ppo.algorithms import _compiler_options
+from eqx_ppo.training import _compiler_options
 
 _KERNEL = "__ynn_fusion"
 
