@@ -34,7 +34,7 @@ def _linear_jvp(primals, tangents):
         terms.append(dx @ kernel)
     if not isinstance(dkernel, SymbolicZero):
         terms.append(_linear_in_kernel(x, dkernel))
-    return y, sum(terms[1:], start=terms[0]) if terms else jnp.zeros_like(y)
+    return y, _sum(terms, y)
 
 
 linear.defjvp(_linear_jvp, symbolic_zeros=True)
@@ -63,10 +63,14 @@ def _add_bias_jvp(primals, tangents):
     terms = [] if isinstance(dx, SymbolicZero) else [dx.astype(y.dtype)]
     if not isinstance(dbias, SymbolicZero):
         terms.append(_for_every_row(dbias.astype(y.dtype), x.shape[0]))
-    return y, sum(terms[1:], start=terms[0]) if terms else jnp.zeros_like(y)
+    return y, _sum(terms, y)
 
 
 add_bias.defjvp(_add_bias_jvp, symbolic_zeros=True)
+
+
+def _sum(terms: list[Array], like: Array) -> Array:
+    return sum(terms[1:], start=terms[0]) if terms else jnp.zeros_like(like)
 
 
 def _for_every_row(bias: Float[Array, " O"], n_rows: int) -> Float[Array, "N O"]:

@@ -5,8 +5,9 @@ out of its table after the last step of a call, to be compiled before training b
 after each call. So the states of the environments stay rows of tables until somebody looks.
 """
 
+import dataclasses
 from collections.abc import Hashable
-from typing import NamedTuple, Self, final
+from typing import Self, final
 
 import jax
 import jax.numpy as jnp
@@ -55,7 +56,8 @@ def _with_env_state(state: TrainingState, env_state: Tree) -> TrainingState:
 
 
 @final
-class _HostKeys(NamedTuple):
+@dataclasses.dataclass(frozen=True)
+class _HostKeys:
     """Keys on the host, with what `BatchedEnv.leaves` does to a table."""
 
     data: np.ndarray
@@ -67,10 +69,10 @@ class _HostKeys(NamedTuple):
         return self.data.shape[:-1]
 
     def __getitem__(self, index: Tree) -> Self:
-        return self._replace(data=self.data[index])
+        return dataclasses.replace(self, data=self.data[index])
 
     def reshape(self, shape: tuple[int, ...]) -> Self:
-        return self._replace(data=self.data.reshape(*shape, self.n_words))
+        return dataclasses.replace(self, data=self.data.reshape(*shape, self.n_words))
 
 
 def _on_host(table: Array) -> Tree:
