@@ -230,7 +230,7 @@ class GRU(RecurrentLayer):
         from_state = jnp.split(_product(state, self.cell.weight_hh), 3, axis=-1)
         reset_gate = jax.nn.sigmoid(from_input[0] + from_state[0])
         keep_gate = jax.nn.sigmoid(from_input[1] + from_state[1])
-        candidate = from_input[2] + reset_gate * add_bias(from_state[2], _bias(self.cell.bias_n))
+        candidate = from_input[2] + reset_gate * (from_state[2] + _bias(self.cell.bias_n)[None])
         candidate = jnp.tanh(candidate)
         hidden = candidate + keep_gate * (state - candidate)
         return hidden, hidden
