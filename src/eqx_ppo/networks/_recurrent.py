@@ -17,7 +17,7 @@ from eqx_ppo._tree import merge_time, split_time, tree_where
 from eqx_ppo._typing import Extras, KeyLike, State
 from eqx_ppo.networks._errors import check_features
 from eqx_ppo.networks._module import StatefulModule, StatefulModuleOutput
-from eqx_ppo.ops import add_bias, linear
+from eqx_ppo.ops import add_bias, gru_sequence, gru_step, linear, lstm_sequence, lstm_step
 
 
 class LSTMState(NamedTuple):
@@ -52,6 +52,19 @@ class RecurrentLayer(StatefulModule):
     ) -> tuple[State, Float[Array, "B hidden"]]:
         """The next state and the output, from the state and the projected input."""
 
+    def recur_in_turn(
+        self, state: State, projections: Float[Array, "T B gates"], done: Bool[Array, "T B"]
+    ) -> tuple[State, Float[Array, "T B hidden"]]:
+        """`recur` for every step of a sequence; the state is reset after one that is `done`."""
+        reset = self.reset_state(state)
+
+        def step(carry, inputs):
+            projection, done_now = inputs
+            next_state, output = self.recur(carry, projection)
+            return tree_where(done_now, reset, next_state), output
+
+        return jax.lax.scan(step, state, (projections, done))
+
     def initialize_state(self, batch_size: int, *, key: KeyLike) -> State:
         """The initial state of each environment: zeros, or the trained one."""
         del key
@@ -85,14 +98,7 @@ class RecurrentLayer(StatefulModule):
         check_features(self, xs[0], (self.in_features,))
         self._check_state(state, done.shape[1])
         projections = split_time(self.project(merge_time(xs)), done.shape[0])
-        reset = self.reset_state(state)
-
-        def step(carry, inputs):
-            projection, done_now = inputs
-            next_state, output = self.recur(carry, projection)
-            return tree_where(done_now, reset, next_state), output
-
-        last, outputs = jax.lax.scan(step, state, (projections, done))
+        last, outputs = self.recur_in_turn(state, projections, done)
         return StatefulModuleOutput(outputs, last)
 
     def _check_state(self, state: State, batch_size: int) -> None:
@@ -167,12 +173,18 @@ class LSTM(RecurrentLayer):
         self, state: LSTMState, projection: Float[Array, "B gates"]
     ) -> tuple[LSTMState, Float[Array, "B hidden"]]:
         """The gates act on the cell; the output is the hidden state."""
-        gates = projection + _product(state.hidden, self.cell.weight_hh)
-        input_gate, forget_gate, candidate, output_gate = jnp.split(gates, 4, axis=-1)
-        kept = jax.nn.sigmoid(forget_gate) * state.cell
-        cell = kept + jax.nn.sigmoid(input_gate) * jnp.tanh(candidate)
-        hidden = jax.nn.sigmoid(output_gate) * jnp.tanh(cell)
-        return LSTMState(hidden, cell), hidden
+        next_state = LSTMState(*lstm_step(self.cell.weight_hh.T, tuple(state), projection))
+        return next_state, next_state.hidden
+
+    def recur_in_turn(
+        self, state: LSTMState, projections: Float[Array, "T B gates"], done: Bool[Array, "T B"]
+    ) -> tuple[LSTMState, Float[Array, "T B hidden"]]:
+        """The same, with a gradient that takes less time than that of a scan."""
+        reset = self.reset_state(state)
+        last, outputs = lstm_sequence(
+            self.cell.weight_hh.T, tuple(state), tuple(reset), projections, done
+        )
+        return LSTMState(*last), outputs
 
 
 @final
@@ -226,14 +238,19 @@ class GRU(RecurrentLayer):
         self, state: Float[Array, "B hidden"], projection: Float[Array, "B gates"]
     ) -> tuple[Float[Array, "B hidden"], Float[Array, "B hidden"]]:
         """The state moves toward the candidate as far as the update gate lets it."""
-        from_input = jnp.split(projection, 3, axis=-1)
-        from_state = jnp.split(_product(state, self.cell.weight_hh), 3, axis=-1)
-        reset_gate = jax.nn.sigmoid(from_input[0] + from_state[0])
-        keep_gate = jax.nn.sigmoid(from_input[1] + from_state[1])
-        candidate = from_input[2] + reset_gate * (from_state[2] + _bias(self.cell.bias_n)[None])
-        candidate = jnp.tanh(candidate)
-        hidden = candidate + keep_gate * (state - candidate)
+        bias = _bias(self.cell.bias_n)
+        hidden = gru_step(self.cell.weight_hh.T, bias, state, projection)
         return hidden, hidden
+
+    def recur_in_turn(
+        self,
+        state: Float[Array, "B hidden"],
+        projections: Float[Array, "T B gates"],
+        done: Bool[Array, "T B"],
+    ) -> tuple[Float[Array, "B hidden"], Float[Array, "T B hidden"]]:
+        """The same, with a gradient that takes less time than that of a scan."""
+        reset, bias = self.reset_state(state), _bias(self.cell.bias_n)
+        return gru_sequence(self.cell.weight_hh.T, bias, state, reset, projections, done)
 
 
 def _product(x: Array, weight: Array) -> Array:

@@ -22,6 +22,7 @@ from eqx_ppo.ops._counter import (
     new_counter as new_counter,
 )
 from eqx_ppo.ops._gae import gae as gae
+from eqx_ppo.ops._gru import gru_sequence as gru_sequence, gru_step as gru_step
 from eqx_ppo.ops._linear import add_bias as add_bias, linear as linear
 from eqx_ppo.ops._losses import (
     AdvantageNormalization as AdvantageNormalization,
@@ -30,6 +31,11 @@ from eqx_ppo.ops._losses import (
     masked_mean as masked_mean,
     normalize_advantages as normalize_advantages,
     squared_value_error as squared_value_error,
+)
+from eqx_ppo.ops._lstm import (
+    LSTMCarry as LSTMCarry,
+    lstm_sequence as lstm_sequence,
+    lstm_step as lstm_step,
 )
 from eqx_ppo.ops._moments import (
     Moments as Moments,
