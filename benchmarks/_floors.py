@@ -2,8 +2,9 @@
 
 The floor of a network is the forward and backward products of an iteration, at the same
 sizes, batch sizes and counts, as plain `@` with nothing between them: no biases, no
-activations, no loss. An LSTM also keeps its gates, whose transcendental functions cost about
-as much as the products on a CPU.
+activations, no loss. An LSTM also keeps its gates on the way forward, whose transcendental
+functions cost about as much as the products on a CPU. Its gradient by the recurrent matrix is
+one product for all steps, and nothing but products is computed on the way back.
 """
 
 import itertools
@@ -85,15 +86,18 @@ def _dense_products(
 
 
 def _recurrent_products(setting: Setting, network: str, obs_size: int) -> list[Product]:
-    """The input's product once per sequence, and the state's three at every step."""
+    """The input's product once per sequence, and the state's two at every step.
+
+    Its third one, for the gradient of the weights, once per sequence as well.
+    """
     gates, hidden = 4 * setting.lstm_features, setting.lstm_features
-    envs = setting.n_envs // setting.n_minibatches
-    steps = setting.counts.gradient_steps * setting.rollout_length
+    envs, updates = setting.n_envs // setting.n_minibatches, setting.counts.gradient_steps
+    steps = updates * setting.rollout_length
     return [
         *_dense_products(setting, network, obs_size, gates, back=False),
         *_forward_products(setting, network, hidden, gates),
         Product("update", envs, hidden, gates, steps),
-        Product("update", hidden, envs, gates, steps),
+        Product("update", hidden, setting.counts.samples_per_gradient, gates, updates),
         Product("update", envs, gates, hidden, steps),
     ]
 
@@ -196,14 +200,40 @@ def _sequence(setting: Setting, weights: Weights, xs: Array) -> Array:
     merged = xs.reshape(length * n_envs, features)
     if weights.input is not None:
         projected = (merged @ weights.input).reshape(length, n_envs, -1)
-
-        def step(carry, one):
-            carry = _gates(carry, one, weights.recurrent)
-            return carry, carry[0]
-
-        _, hidden = jax.lax.scan(step, _zero_carry(setting, n_envs), projected)
-        merged = hidden.reshape(length * n_envs, -1)
+        merged = _recurrence(projected, weights.recurrent).reshape(length * n_envs, -1)
     return _dense(weights, merged)
+
+
+@jax.custom_vjp
+def _recurrence(projected: Array, recurrent: Array) -> Array:
+    """The hidden states of a sequence."""
+    return _recurrence_forward(projected, recurrent)[0]
+
+
+def _recurrence_forward(projected, recurrent):
+    def step(carry, one):
+        carry = _gates(carry, one, recurrent)
+        return carry, carry[0]
+
+    zeros = jnp.zeros((projected.shape[1], recurrent.shape[0]), projected.dtype)
+    _, hidden = jax.lax.scan(step, (zeros, zeros), projected)
+    return hidden, (projected, recurrent, hidden)
+
+
+def _recurrence_backward(kept, given):
+    """The products alone, of numbers that are there already: no gradient of anything."""
+    projected, recurrent, hidden = kept
+
+    def step(back, given):
+        return jnp.tile(back + given, (1, 4)) @ recurrent.T, None
+
+    back, _ = jax.lax.scan(step, jnp.zeros_like(given[0]), given, reverse=True)
+    columns, gates = hidden.shape[-1], projected.shape[-1]
+    by_recurrent = hidden.reshape(-1, columns).T @ projected.reshape(-1, gates)
+    return projected, by_recurrent + _TINY * jnp.tile(back[:1], (columns, 4))
+
+
+_recurrence.defvjp(_recurrence_forward, _recurrence_backward)
 
 
 def _dense(weights: Weights, x: Array) -> Array:
@@ -215,6 +245,8 @@ def _dense(weights: Weights, x: Array) -> Array:
 def _gates(carry: tuple, projected: Array, recurrent: Array | None) -> tuple[Array, Array]:
     hidden, cell = carry
     gates = jnp.split(projected + hidden @ recurrent, 4, axis=-1)
-    keep, write, read = (jax.nn.sigmoid(gate) for gate in gates[:3])
-    cell = keep * cell + write * jnp.tanh(gates[3])
-    return read * jnp.tanh(cell), cell
+    squashed = (*(jax.nn.sigmoid(gate) for gate in gates[:3]), jnp.tanh(gates[3]))
+    # Each in a loop of its own; all in one take XLA twice as long on a CPU.
+    keep, write, read, candidate = jax.lax.optimization_barrier(squashed)
+    cell = keep * cell + write * candidate
+    return read * jax.lax.optimization_barrier(jnp.tanh(cell)), cell

@@ -1,8 +1,11 @@
 """Standard actor-critic networks, composed of the modules of this package."""
 
+import functools
 from collections.abc import Sequence
 
+import equinox as eqx
 import jax
+from jaxtyping import Array, Key
 
 from eqx_ppo._keys import as_key
 from eqx_ppo._typing import Activation, Initializer, KeyLike
@@ -110,16 +113,11 @@ def make_mlp_actor_critic(
     **Raises:** `ValueError` for a sampler that is made for another `action_size`.
     """
     sampler = _or_default(sampler)
-    actor_key, critic_key = jax.random.split(as_key(key))
-    n_parameters = sampler.input_size(action_size)
-    actor = _head([obs_size, *actor_hidden_sizes, n_parameters], activation, actor_key)
-    critic = make_mlp(
-        [obs_size, *critic_hidden_sizes, 1],
-        activation=activation,
-        activation_last_layer=False,
-        key=critic_key,
-    )
-    return _assemble(obs_size, actor, list(critic.layers), normalize_obs, sampler)
+    actor_sizes = [obs_size, *actor_hidden_sizes, sampler.input_size(action_size)]
+    critic_sizes = [obs_size, *critic_hidden_sizes, 1]
+    keys = jax.random.split(as_key(key))
+    actor, critic = _draw_layers(actor_sizes, critic_sizes, activation, *keys)
+    return _assemble(obs_size, actor, critic, normalize_obs, sampler)
 
 
 def make_recurrent_actor_critic(  # noqa: PLR0913 (a network is this many choices)
@@ -146,38 +144,47 @@ def make_recurrent_actor_critic(  # noqa: PLR0913 (a network is this many choice
     - `trainable_initial_state`: see `LSTM`.
     """
     sampler = _or_default(sampler)
-    cell_keys = jax.random.split(as_key(key), 4)
-    actor_cell, critic_cell = (
-        cell(
-            obs_size, hidden_features, trainable_initial_state=trainable_initial_state, key=cell_key
+    actor_sizes = [hidden_features, *actor_hidden_sizes, sampler.input_size(action_size)]
+    critic_sizes = [hidden_features, *critic_hidden_sizes, 1]
+
+    def make_cell(key):
+        return cell(
+            obs_size, hidden_features, trainable_initial_state=trainable_initial_state, key=key
         )
-        for cell_key in cell_keys[:2]
+
+    actor_key, critic_key, *keys = jax.random.split(as_key(key), 4)
+    actor, critic = _draw_layers(actor_sizes, critic_sizes, activation, *keys)
+    return _assemble(
+        obs_size,
+        [make_cell(actor_key), *actor],
+        [make_cell(critic_key), *critic],
+        normalize_obs,
+        sampler,
     )
-    n_parameters = sampler.input_size(action_size)
-    actor = _head([hidden_features, *actor_hidden_sizes, n_parameters], activation, cell_keys[2])
-    critic = make_mlp_layers(
-        [hidden_features, *critic_hidden_sizes, 1],
-        activation=activation,
-        activation_last_layer=False,
-        key=cell_keys[3],
-    )
-    return _assemble(obs_size, [actor_cell, *actor], [critic_cell, *critic], normalize_obs, sampler)
 
 
 def _or_default(sampler: ActionSampler | None) -> ActionSampler:
     return NormalTanhSampler(entropy_weight=1e-2) if sampler is None else sampler
 
 
-def _head(sizes: Sequence[int], activation: Activation, key: KeyLike) -> list[StatefulModule]:
+@eqx.filter_jit
+def _draw_layers(
+    actor_sizes: Sequence[int],
+    critic_sizes: Sequence[int],
+    activation: Activation,
+    actor_key: Key[Array, ""],
+    critic_key: Key[Array, ""],
+) -> tuple[list[Dense], list[Dense]]:
+    """The dense layers of both networks, drawn in one compiled function.
+
+    One by one, every shape of a kernel would be a function of its own to compile. That takes a
+    second for a network of usual size.
+    """
+    make = functools.partial(make_mlp_layers, activation=activation, activation_last_layer=False)
     small = jax.nn.initializers.variance_scaling(_SMALL_OUTPUT**2, "fan_in", "uniform")
-    return list(
-        make_mlp_layers(
-            sizes,
-            activation=activation,
-            activation_last_layer=False,
-            last_kernel_init=small,
-            key=key,
-        )
+    return (
+        make(actor_sizes, last_kernel_init=small, key=actor_key),
+        make(critic_sizes, key=critic_key),
     )
 
 
