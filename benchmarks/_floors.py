@@ -2,9 +2,9 @@
 
 The floor of a network is the forward and backward products of an iteration, at the same
 sizes, batch sizes and counts, as plain `@` with nothing between them: no biases, no
-activations, no loss. An LSTM also keeps its gates on the way forward, whose transcendental
-functions cost about as much as the products on a CPU. Its gradient by the recurrent matrix is
-one product for all steps, and nothing but products is computed on the way back.
+activations, no loss. An LSTM also keeps its gates, whose transcendental functions cost about
+as much as the products on a CPU, and their derivatives. Its gradient by the recurrent matrix is
+one product for all steps.
 """
 
 import itertools
@@ -189,7 +189,7 @@ def _zero_carry(setting: Setting, n_envs: int) -> tuple:
 def _step(weights: Weights, carry: tuple, x: Array) -> tuple[tuple, Array]:
     """One step of a batch `[B, features]`."""
     if weights.input is not None:
-        carry = _gates(carry, x @ weights.input, weights.recurrent)
+        carry, _ = _gates(carry, x @ weights.input, weights.recurrent)
         x = carry[0]
     return carry, _dense(weights, x)
 
@@ -206,34 +206,56 @@ def _sequence(setting: Setting, weights: Weights, xs: Array) -> Array:
 
 @jax.custom_vjp
 def _recurrence(projected: Array, recurrent: Array) -> Array:
-    """The hidden states of a sequence."""
+    """The hidden states of a sequence, with the fastest gradient that is known."""
     return _recurrence_forward(projected, recurrent)[0]
 
 
 def _recurrence_forward(projected, recurrent):
     def step(carry, one):
-        carry = _gates(carry, one, recurrent)
-        return carry, carry[0]
+        after, gates = _gates(carry, one, recurrent)
+        return after, (*after, gates)
 
     zeros = jnp.zeros((projected.shape[1], recurrent.shape[0]), projected.dtype)
-    _, hidden = jax.lax.scan(step, (zeros, zeros), projected)
-    return hidden, (projected, recurrent, hidden)
+    _, (hidden, cell, gates) = jax.lax.scan(step, (zeros, zeros), projected)
+    return hidden, (recurrent, hidden, cell, gates)
 
 
 def _recurrence_backward(kept, given):
-    """The products alone, of numbers that are there already: no gradient of anything."""
-    projected, recurrent, hidden = kept
+    recurrent, hidden, cell, gates = kept
+    hidden_before, cell_before = (_from_zero(states) for states in (hidden, cell))
+    keep, write, read, candidate = jnp.split(gates, 4, axis=-1)
+    squashed = jnp.tanh(cell)
+    by_gates = (
+        cell_before * keep * (1 - keep),
+        candidate * write * (1 - write),
+        squashed * read * (1 - read),
+        write * (1 - candidate * candidate),
+    )
+    by_cell = read * (1 - squashed * squashed)
 
-    def step(back, given):
-        return jnp.tile(back + given, (1, 4)) @ recurrent.T, None
+    def step(carry, inputs):
+        to_hidden, to_cell = carry
+        given, keep, by_cell, by_gates = inputs
+        to_hidden = to_hidden + given
+        to_cell = to_cell + to_hidden * by_cell
+        to = (to_cell, to_cell, to_hidden, to_cell)
+        back = jnp.concatenate([a * b for a, b in zip(to, by_gates, strict=True)], axis=-1)
+        return (back @ recurrent.T, to_cell * keep), back
 
-    back, _ = jax.lax.scan(step, jnp.zeros_like(given[0]), given, reverse=True)
-    columns, gates = hidden.shape[-1], projected.shape[-1]
-    by_recurrent = hidden.reshape(-1, columns).T @ projected.reshape(-1, gates)
-    return projected, by_recurrent + _TINY * jnp.tile(back[:1], (columns, 4))
+    zeros = jnp.zeros_like(given[0])
+    inputs = (given, keep, by_cell, by_gates)
+    _, back = jax.lax.scan(step, (zeros, zeros), inputs, reverse=True)
+    width = hidden.shape[-1]
+    by_recurrent = hidden_before.reshape(-1, width).T @ back.reshape(-1, 4 * width)
+    return back, by_recurrent
 
 
 _recurrence.defvjp(_recurrence_forward, _recurrence_backward)
+
+
+def _from_zero(states: Array) -> Array:
+    """What each step began with."""
+    return jnp.concatenate([jnp.zeros_like(states[:1]), states[:-1]])
 
 
 def _dense(weights: Weights, x: Array) -> Array:
@@ -242,11 +264,11 @@ def _dense(weights: Weights, x: Array) -> Array:
     return x
 
 
-def _gates(carry: tuple, projected: Array, recurrent: Array | None) -> tuple[Array, Array]:
+def _gates(carry: tuple, projected: Array, recurrent: Array | None) -> tuple[tuple, Array]:
+    """The next hidden and cell state, and the gates."""
     hidden, cell = carry
     gates = jnp.split(projected + hidden @ recurrent, 4, axis=-1)
-    squashed = (*(jax.nn.sigmoid(gate) for gate in gates[:3]), jnp.tanh(gates[3]))
-    # Each in a loop of its own; all in one take XLA twice as long on a CPU.
-    keep, write, read, candidate = jax.lax.optimization_barrier(squashed)
+    keep, write, read = (jax.nn.sigmoid(gate) for gate in gates[:3])
+    candidate = jnp.tanh(gates[3])
     cell = keep * cell + write * candidate
-    return read * jax.lax.optimization_barrier(jnp.tanh(cell)), cell
+    return (read * jnp.tanh(cell), cell), jnp.concatenate([keep, write, read, candidate], axis=-1)

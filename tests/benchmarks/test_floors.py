@@ -1,11 +1,13 @@
 import dataclasses
 
 import jax
+import jax.numpy as jnp
+import numpy as np
 import pytest
 from jax.extend.core import ClosedJaxpr
 
 from benchmarks._environments import Sizes
-from benchmarks._floors import PARTS, Product, product_floor, products
+from benchmarks._floors import PARTS, Product, _gates, _recurrence, product_floor, products
 from benchmarks._settings import Setting
 
 SIZES = Sizes(obs=3, action=1)
@@ -96,3 +98,24 @@ def test_the_floor_of_an_update_runs_every_update():
     weights = jax.jit(fn)(*args)
     assert jax.tree.structure(weights) == jax.tree.structure(args[0])
     assert args[1].shape == (4, 5, 2, 3)
+
+
+def test_the_gradient_of_a_recurrence_is_that_of_its_steps():
+    keys = jax.random.split(jax.random.key(0), 3)
+    projected = jax.random.normal(keys[0], (5, 2, 12))
+    recurrent, weights = jax.random.normal(keys[1], (3, 12)), jax.random.normal(keys[2], (5, 2, 3))
+
+    def scanned(projected, recurrent):
+        def step(carry, one):
+            carry, _ = _gates(carry, one, recurrent)
+            return carry, carry[0]
+
+        return jax.lax.scan(step, (jnp.zeros((2, 3)), jnp.zeros((2, 3))), projected)[1]
+
+    def gradient(hidden_states):
+        size = lambda *args: jnp.sum(weights * hidden_states(*args))  # noqa: E731
+        return jax.grad(size, (0, 1))(projected, recurrent)
+
+    pairs = zip(gradient(_recurrence), gradient(scanned), strict=True)
+    for got, expected in pairs:
+        np.testing.assert_allclose(got, expected, atol=1e-5)

@@ -173,7 +173,9 @@ class LSTM(RecurrentLayer):
         self, state: LSTMState, projection: Float[Array, "B gates"]
     ) -> tuple[LSTMState, Float[Array, "B hidden"]]:
         """The gates act on the cell; the output is the hidden state."""
-        next_state = LSTMState(*lstm_step(self.cell.weight_hh.T, tuple(state), projection))
+        next_state = LSTMState(
+            *lstm_step(self.cell.weight_hh.T, (state.hidden, state.cell), projection)
+        )
         return next_state, next_state.hidden
 
     def recur_in_turn(

@@ -62,13 +62,14 @@ def gru_sequence(
 
     **Returns:** the state after the last step, and the one that each step gave.
     """
-    return _run(kernel, bias, hidden, reset, projections, done, keeps=False)
+    last, steps = _run(kernel, bias, hidden, reset, projections, done)
+    return last, steps.hidden
 
 
 def _gru_sequence_jvp(primals, tangents):
     kernel, bias, first, reset, projections, done = primals
     kernel_tangent, bias_tangent, first_tangent, reset_tangent, projection_tangents, _ = tangents
-    last, steps = _run(kernel, bias, first, reset, projections, done, keeps=True)
+    last, steps = _run(kernel, bias, first, reset, projections, done)
     before = states_before(first, steps.hidden, reset, done)
     products = product_tangent(before, kernel, kernel_tangent)
 
@@ -108,14 +109,13 @@ def _gru_sequence_jvp(primals, tangents):
 gru_sequence.defjvp(_gru_sequence_jvp)
 
 
-def _run(kernel, bias, hidden, reset, projections, done, *, keeps: bool):
-    """The last state; and the states, or everything that a derivative needs."""
+def _run(kernel, bias, hidden, reset, projections, done) -> tuple[Array, _Steps]:
+    """The last state, and all steps; what of them nobody uses, XLA leaves out."""
 
     def step(hidden, inputs):
         projection, done_now = inputs
         hidden, gates = _step(kernel, bias, hidden, projection)
-        kept = _Steps(hidden, gates) if keeps else hidden
-        return jnp.where(done_now[:, None], reset, hidden), kept
+        return jnp.where(done_now[:, None], reset, hidden), _Steps(hidden, gates)
 
     return jax.lax.scan(step, hidden, (projections, done))
 

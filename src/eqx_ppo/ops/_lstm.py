@@ -59,14 +59,14 @@ def lstm_sequence(
 
     **Returns:** the state after the last step, and the hidden state that each step gave.
     """
-    last, hidden = _run(kernel, state, reset, projections, done, keeps=False)
-    return last, hidden
+    last, steps = _run(kernel, state, reset, projections, done)
+    return last, steps.hidden
 
 
 def _lstm_sequence_jvp(primals, tangents):
     kernel, state, reset, projections, done = primals
     kernel_tangent, state_tangent, reset_tangent, projection_tangents, _ = tangents
-    last, steps = _run(kernel, state, reset, projections, done, keeps=True)
+    last, steps = _run(kernel, state, reset, projections, done)
     after = (steps.hidden, steps.cell)
     hidden_before, cell_before = states_before(tuple(state), after, tuple(reset), done)
     tangents = projection_tangents + product_tangent(hidden_before, kernel, kernel_tangent)
@@ -107,14 +107,14 @@ def _lstm_sequence_jvp(primals, tangents):
 lstm_sequence.defjvp(_lstm_sequence_jvp)
 
 
-def _run(kernel, state, reset, projections, done, *, keeps: bool):
-    """The last state; and the hidden states, or everything that a derivative needs."""
+def _run(kernel, state, reset, projections, done) -> tuple[LSTMCarry, _Steps]:
+    """The last state, and all steps; what of them nobody uses, XLA leaves out."""
 
     def step(state, inputs):
         projection, done_now = inputs
         (hidden, cell), gates = _step(kernel, state, projection)
-        kept = _Steps(hidden, cell, gates) if keeps else hidden
-        return _select(done_now[:, None], reset, (hidden, cell)), kept
+        after = _select(done_now[:, None], reset, (hidden, cell))
+        return after, _Steps(hidden, cell, gates)
 
     return jax.lax.scan(step, tuple(state), (projections, done))
 
