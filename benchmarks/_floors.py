@@ -163,7 +163,7 @@ def _rollout_floor(length: int) -> Callable:
 
 def _update_floor(setting: Setting) -> Callable:
     def size(weights, xs):
-        outputs = (_sequence(setting, one, xs) for one in weights.values())
+        outputs = (_sequence(one, xs) for one in weights.values())
         return sum(0.5 * jnp.sum(jnp.square(output)) for output in outputs)
 
     def update(weights, xs):
@@ -194,7 +194,7 @@ def _step(weights: Weights, carry: tuple, x: Array) -> tuple[tuple, Array]:
     return carry, _dense(weights, x)
 
 
-def _sequence(setting: Setting, weights: Weights, xs: Array) -> Array:
+def _sequence(weights: Weights, xs: Array) -> Array:
     """A whole sequence `[T, B, features]`: dense layers see all of it at once."""
     length, n_envs, features = xs.shape
     merged = xs.reshape(length * n_envs, features)
@@ -206,7 +206,7 @@ def _sequence(setting: Setting, weights: Weights, xs: Array) -> Array:
 
 @jax.custom_vjp
 def _recurrence(projected: Array, recurrent: Array) -> Array:
-    """The hidden states of a sequence, with the fastest gradient that is known."""
+    """The hidden states of a sequence. The gradient is put as in `eqx_ppo.ops.lstm_sequence`."""
     return _recurrence_forward(projected, recurrent)[0]
 
 

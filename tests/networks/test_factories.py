@@ -228,3 +228,69 @@ def test_one_key_gives_one_network_and_actor_and_critic_differ(getkey):
     np.testing.assert_array_equal(kernels[0], kernels[1])
     assert (kernels[0] != kernels[2]).all()
     assert (first[1].action[0].kernel != first[1].value[0].kernel).all()
+
+
+class Unhashable:
+    __hash__ = None  # pyright: ignore[reportAssignmentType]
+
+    def __call__(self, x):
+        return jnp.tanh(x)
+
+
+class Scaled(eqx.Module):
+    """An activation with a NumPy constant."""
+
+    scale: np.ndarray
+
+    def __call__(self, x):
+        return jnp.float32(self.scale) * jnp.tanh(x)
+
+
+MAKERS = {
+    "mlp": lambda **options: make_mlp_actor_critic(3, 2, [4, 5], [6], **options),
+    "recurrent": lambda **options: make_recurrent_actor_critic(
+        3, 2, 7, actor_hidden_sizes=[4, 5], critic_hidden_sizes=[6], **options
+    ),
+}
+
+
+@pytest.mark.parametrize("make", MAKERS.values(), ids=MAKERS)
+@pytest.mark.parametrize("activation", [Unhashable(), Scaled(np.array(2.0)), lambda x: x * x])
+def test_any_function_is_an_activation_and_stays_as_it_is(make, activation, getkey):
+    network = make(activation=activation, key=getkey())
+    dense = [
+        layer
+        for layer in jax.tree.leaves(network, is_leaf=lambda x: isinstance(x, Dense))
+        if isinstance(layer, Dense)
+    ]
+    first, second, last, critic, value = (layer.activation for layer in dense)
+    assert last is value is None
+    for used in (first, second, critic):
+        if isinstance(activation, Scaled):
+            assert used.scale is activation.scale
+        else:
+            assert used is activation
+
+
+@pytest.mark.parametrize("make", MAKERS.values(), ids=MAKERS)
+def test_weights_are_the_same_under_any_transformation(make, getkey):
+    key = getkey()
+    network = eqx.filter(make(key=key), eqx.is_array)
+    with jax.disable_jit():
+        op_by_op = eqx.filter(make(key=key), eqx.is_array)
+    mapped = eqx.filter_vmap(lambda key: eqx.filter(make(key=key), eqx.is_array))(key[None])
+    first = jax.tree.map(lambda leaf: leaf[0], mapped)
+    for other in (op_by_op, first):
+        jax.tree.map(
+            lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-6), network, other
+        )
+
+
+def test_weights_are_those_of_make_mlp_layers(getkey):
+    key = getkey()
+    network = make_mlp_actor_critic(3, 2, [4], [6], key=key)
+    kernels = [leaf for leaf in jax.tree.leaves(network) if eqx.is_array(leaf) and leaf.ndim == 2]
+    _, critic_key = jax.random.split(key)
+    critic = make_mlp_layers([3, 6, 1], key=critic_key)
+    for got, expected in zip(kernels[-2:], critic, strict=True):
+        np.testing.assert_allclose(got, expected.kernel, rtol=1e-6)

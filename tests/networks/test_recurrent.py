@@ -6,7 +6,15 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from eqx_ppo.networks import GRU, LSTM, LSTMState, Sequential, trainable
+from eqx_ppo.networks import (
+    GRU,
+    LSTM,
+    LSTMState,
+    RecurrentLayer,
+    Sequential,
+    check_module,
+    trainable,
+)
 from tests.helpers.modules import with_initial_state
 
 BOTH = pytest.mark.parametrize("layer", [LSTM, GRU])
@@ -192,3 +200,56 @@ def test_errors_name_the_place_in_the_network(layer, getkey):
 def test_sizes_are_validated(layer, sizes, getkey):
     with pytest.raises(ValueError, match=f"hidden_features={sizes[1]}"):
         layer(*sizes, key=getkey())
+
+
+class Leaky(RecurrentLayer):
+    """A recurrent layer of one's own that gives only the two parts of a step."""
+
+    weight: jax.Array
+    recurrent: jax.Array
+    initial_state: jax.Array | None = None
+
+    @property
+    def in_features(self) -> int:
+        return self.weight.shape[0]
+
+    @property
+    def hidden_features(self) -> int:
+        return self.weight.shape[1]
+
+    def zero_state(self):
+        return jnp.zeros(self.hidden_features, jnp.float32)
+
+    def project(self, x):
+        return x @ self.weight
+
+    def recur(self, state, projection):
+        hidden = 0.5 * state + jnp.tanh(projection + state @ self.recurrent)
+        return hidden, hidden
+
+
+def test_a_layer_of_ones_own_needs_only_the_two_parts_of_a_step(getkey):
+    layer = Leaky(normal(0, 3, 4), normal(1, 4, 4))
+    check_module(layer, normal(2, 3), key=getkey())
+
+
+@BOTH
+@pytest.mark.parametrize("trained", [False, True])
+def test_gradients_equal_those_of_a_scan_of_recur(layer, trained, getkey):
+    module = with_biases(layer(3, 4, trainable_initial_state=trained, key=getkey()))
+    state = module.initialize_state(5, key=getkey())
+    xs, done = normal(0, 6, 5, 3), jnp.asarray(np.random.default_rng(1).random((6, 5)) < 0.3)
+    weights = normal(2, 6, 5, 4)
+
+    def size(module, sequence):
+        projections = jax.vmap(module.project)(xs)
+        last, outputs = sequence(module, state, projections, done)
+        parts = [jnp.sum(jnp.square(leaf)) for leaf in jax.tree.leaves(last)]
+        return jnp.sum(weights * outputs) + sum(parts)
+
+    got = eqx.filter_grad(size)(module, layer.recur_in_turn)
+    remade = eqx.filter_grad(size)(module, eqx.filter_checkpoint(layer.recur_in_turn))
+    expected = eqx.filter_grad(size)(module, RecurrentLayer.recur_in_turn)
+    for other in (got, remade):
+        jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, atol=2e-5), other, expected)
+    assert all(bool(jnp.any(leaf != 0)) for leaf in jax.tree.leaves(expected))

@@ -1,6 +1,7 @@
 """Standard actor-critic networks, composed of the modules of this package."""
 
 import functools
+import operator
 from collections.abc import Sequence
 
 import equinox as eqx
@@ -23,7 +24,7 @@ _SMALL_OUTPUT = 1e-2  # scale of the last actor layer: first actions near 0, dev
 def make_mlp_layers(
     sizes: Sequence[int],
     *,
-    activation: Activation = jax.nn.swish,
+    activation: Activation | None = jax.nn.swish,
     activation_last_layer: bool = True,
     kernel_init: Initializer | None = None,
     last_kernel_init: Initializer | None = None,
@@ -34,7 +35,7 @@ def make_mlp_layers(
     **Arguments:**
 
     - `sizes`: sizes from the input to the output; `n + 1` sizes give `n` layers.
-    - `activation`: the function between layers.
+    - `activation`: the function between layers, `None` for none.
     - `activation_last_layer`: whether it also follows the last layer.
     - `kernel_init`, `last_kernel_init`: initializers of all kernels and of the last one;
         LeCun uniform by default.
@@ -65,7 +66,7 @@ def make_mlp_layers(
 def make_mlp(
     sizes: Sequence[int],
     *,
-    activation: Activation = jax.nn.swish,
+    activation: Activation | None = jax.nn.swish,
     activation_last_layer: bool = True,
     kernel_init: Initializer | None = None,
     last_kernel_init: Initializer | None = None,
@@ -116,7 +117,7 @@ def make_mlp_actor_critic(
     actor_sizes = [obs_size, *actor_hidden_sizes, sampler.input_size(action_size)]
     critic_sizes = [obs_size, *critic_hidden_sizes, 1]
     keys = jax.random.split(as_key(key))
-    actor, critic = _draw_layers(actor_sizes, critic_sizes, activation, *keys)
+    actor, critic = _dense_layers(actor_sizes, critic_sizes, activation, keys)
     return _assemble(obs_size, actor, critic, normalize_obs, sampler)
 
 
@@ -152,12 +153,12 @@ def make_recurrent_actor_critic(  # noqa: PLR0913 (a network is this many choice
             obs_size, hidden_features, trainable_initial_state=trainable_initial_state, key=key
         )
 
-    actor_key, critic_key, *keys = jax.random.split(as_key(key), 4)
-    actor, critic = _draw_layers(actor_sizes, critic_sizes, activation, *keys)
+    keys = jax.random.split(as_key(key), 4)
+    actor, critic = _dense_layers(actor_sizes, critic_sizes, activation, keys[2:])
     return _assemble(
         obs_size,
-        [make_cell(actor_key), *actor],
-        [make_cell(critic_key), *critic],
+        [make_cell(keys[0]), *actor],
+        [make_cell(keys[1]), *critic],
         normalize_obs,
         sampler,
     )
@@ -167,25 +168,45 @@ def _or_default(sampler: ActionSampler | None) -> ActionSampler:
     return NormalTanhSampler(entropy_weight=1e-2) if sampler is None else sampler
 
 
-@eqx.filter_jit
-def _draw_layers(
+def _dense_layers(
     actor_sizes: Sequence[int],
     critic_sizes: Sequence[int],
     activation: Activation,
+    keys: Key[Array, " networks"],
+) -> tuple[list[Dense], list[Dense]]:
+    """The dense layers of actor and critic."""
+    sizes = (tuple(map(operator.index, widths)) for widths in (actor_sizes, critic_sizes))
+    actor, critic = (_with_activation(layers, activation) for layers in _drawn(*sizes, *keys))
+    return actor, critic
+
+
+@functools.partial(jax.jit, static_argnums=(0, 1))
+def _drawn(
+    actor_sizes: tuple[int, ...],
+    critic_sizes: tuple[int, ...],
     actor_key: Key[Array, ""],
     critic_key: Key[Array, ""],
 ) -> tuple[list[Dense], list[Dense]]:
-    """The dense layers of both networks, drawn in one compiled function.
+    """All weights in one compiled function, and no activations.
 
     One by one, every shape of a kernel would be a function of its own to compile. That takes a
     second for a network of usual size.
     """
-    make = functools.partial(make_mlp_layers, activation=activation, activation_last_layer=False)
     small = jax.nn.initializers.variance_scaling(_SMALL_OUTPUT**2, "fan_in", "uniform")
+    make = functools.partial(make_mlp_layers, activation=None)
     return (
         make(actor_sizes, last_kernel_init=small, key=actor_key),
         make(critic_sizes, key=critic_key),
     )
+
+
+def _with_activation(layers: list[Dense], activation: Activation) -> list[Dense]:
+    """The layers with `activation` after all but the last one."""
+    hidden = [
+        eqx.tree_at(lambda layer: layer.activation, layer, activation, is_leaf=lambda x: x is None)
+        for layer in layers[:-1]
+    ]
+    return [*hidden, layers[-1]]
 
 
 def _assemble(

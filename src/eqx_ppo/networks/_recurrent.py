@@ -31,7 +31,8 @@ class RecurrentLayer(StatefulModule):
     """What `LSTM` and `GRU` share: initial states, and the split of a step into two parts.
 
     A subclass gives `project` (the part that sees only the input, for any number of samples
-    at once) and `recur` (the part that sees the state).
+    at once) and `recur` (the part that sees the state). It may give `recur_in_turn` too, where
+    many steps in a row can be had for less.
     """
 
     in_features: eqx.AbstractVar[int]
@@ -181,7 +182,7 @@ class LSTM(RecurrentLayer):
     def recur_in_turn(
         self, state: LSTMState, projections: Float[Array, "T B gates"], done: Bool[Array, "T B"]
     ) -> tuple[LSTMState, Float[Array, "T B hidden"]]:
-        """The same, with a gradient that takes less time than that of a scan."""
+        """As `RecurrentLayer.recur_in_turn`, with a gradient that takes less time."""
         reset = self.reset_state(state)
         last, outputs = lstm_sequence(
             self.cell.weight_hh.T, tuple(state), tuple(reset), projections, done
@@ -250,7 +251,7 @@ class GRU(RecurrentLayer):
         projections: Float[Array, "T B gates"],
         done: Bool[Array, "T B"],
     ) -> tuple[Float[Array, "B hidden"], Float[Array, "T B hidden"]]:
-        """The same, with a gradient that takes less time than that of a scan."""
+        """As `RecurrentLayer.recur_in_turn`, with a gradient that takes less time."""
         reset, bias = self.reset_state(state), _bias(self.cell.bias_n)
         return gru_sequence(self.cell.weight_hh.T, bias, state, reset, projections, done)
 

@@ -32,11 +32,7 @@ from eqx_ppo.ops._losses import (
     normalize_advantages as normalize_advantages,
     squared_value_error as squared_value_error,
 )
-from eqx_ppo.ops._lstm import (
-    LSTMCarry as LSTMCarry,
-    lstm_sequence as lstm_sequence,
-    lstm_step as lstm_step,
-)
+from eqx_ppo.ops._lstm import lstm_sequence as lstm_sequence, lstm_step as lstm_step
 from eqx_ppo.ops._moments import (
     Moments as Moments,
     merge_moments as merge_moments,

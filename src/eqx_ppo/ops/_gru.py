@@ -54,9 +54,9 @@ def gru_sequence(
 ) -> tuple[Float[Array, "B H"], Float[Array, "T B H"]]:
     """Steps in a row; after one that is `done` the state is `reset`.
 
-    The gradient by the kernel is one product for the whole sequence, and everything that does
-    not depend on the step before is computed for all steps at once. Differentiable in forward
-    and reverse mode, to any order.
+    In reverse mode the gradient by the kernel is one product for the whole sequence, and
+    everything that does not depend on the step before is computed for all steps at once.
+    Differentiable in forward mode too, and to any order.
 
     **Arguments:** as for `gru_step`, with `projections` and `done` for every step.
 
@@ -74,10 +74,10 @@ def _gru_sequence_jvp(primals, tangents):
     products = product_tangent(before, kernel, kernel_tangent)
 
     # How each gate moves the next state.
-    reset_gate, keep, candidate, from_state = jnp.split(steps.gates, 4, axis=-1)
+    reset_gate, keep, candidate, inner = jnp.split(steps.gates, 4, axis=-1)
     by_candidate = (1 - keep) * (1 - candidate * candidate)
     by_inner = by_candidate * reset_gate
-    by_reset = by_candidate * from_state * reset_gate * (1 - reset_gate)
+    by_reset = by_candidate * inner * reset_gate * (1 - reset_gate)
     by_keep = (before - candidate) * keep * (1 - keep)
     reset_in, keep_in, candidate_in = jnp.split(projection_tangents, 3, axis=-1)
     reset_product, keep_product, inner_product = jnp.split(products, 3, axis=-1)
@@ -95,8 +95,8 @@ def _gru_sequence_jvp(primals, tangents):
     def step(hidden, inputs):
         ended, keep, by_gates, to_hidden = inputs
         products = [
-            by_gate * state_product(hidden, kernel)
-            for by_gate, kernel in zip(by_gates, kernels, strict=True)
+            by_gate * state_product(hidden, part)
+            for by_gate, part in zip(by_gates, kernels, strict=True)
         ]
         hidden = keep * hidden + to_hidden + products[0] + products[1] + products[2]
         return jnp.where(ended, reset_tangent, hidden), hidden

@@ -51,9 +51,9 @@ def lstm_sequence(
 ) -> tuple[LSTMCarry, Float[Array, "T B H"]]:
     """Steps in a row; after one that is `done` the state is `reset`.
 
-    The gradient by the kernel is one product for the whole sequence, and everything that does
-    not depend on the step before is computed for all steps at once. Differentiable in forward
-    and reverse mode, to any order.
+    In reverse mode the gradient by the kernel is one product for the whole sequence, and
+    everything that does not depend on the step before is computed for all steps at once.
+    Differentiable in forward mode too, and to any order.
 
     **Arguments:** as for `lstm_step`, with `projections` and `done` for every step.
 
@@ -69,7 +69,7 @@ def _lstm_sequence_jvp(primals, tangents):
     last, steps = _run(kernel, state, reset, projections, done)
     after = (steps.hidden, steps.cell)
     hidden_before, cell_before = states_before(tuple(state), after, tuple(reset), done)
-    tangents = projection_tangents + product_tangent(hidden_before, kernel, kernel_tangent)
+    gate_tangents = projection_tangents + product_tangent(hidden_before, kernel, kernel_tangent)
 
     # How the gates move the cell, and how output gate and cell move the hidden state.
     write, keep, candidate, read = jnp.split(steps.gates, 4, axis=-1)
@@ -79,7 +79,7 @@ def _lstm_sequence_jvp(primals, tangents):
     by_candidate = write * (1 - candidate * candidate)
     by_read = squashed * read * (1 - read)
     by_cell = read * (1 - squashed * squashed)
-    write_in, keep_in, candidate_in, read_in = jnp.split(tangents, 4, axis=-1)
+    write_in, keep_in, candidate_in, read_in = jnp.split(gate_tangents, 4, axis=-1)
     to_cell = by_write * write_in + by_keep * keep_in + by_candidate * candidate_in
     to_hidden = by_read * read_in
 
@@ -90,8 +90,8 @@ def _lstm_sequence_jvp(primals, tangents):
         hidden, cell = carry
         ended, keep, by_gates, by_cell, to_cell, to_hidden = inputs
         products = [
-            by_gate * state_product(hidden, kernel)
-            for by_gate, kernel in zip(by_gates, kernels, strict=True)
+            by_gate * state_product(hidden, part)
+            for by_gate, part in zip(by_gates, kernels, strict=True)
         ]
         cell = keep * cell + to_cell + products[0] + products[1] + products[2]
         hidden = by_cell * cell + to_hidden + products[3]
