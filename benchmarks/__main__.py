@@ -39,6 +39,7 @@ def _run(arguments: list[str]) -> int:
         repeats=1 if options.quick else options.repeats,
         seconds=0.05 if options.quick else options.seconds,
         envs=tuple(options.envs),
+        networks=tuple(options.networks),
         quick=options.quick,
         peers=tuple(options.peers),
         seeds=1 if options.quick else options.seeds,
@@ -125,6 +126,7 @@ def _run_parser() -> argparse.ArgumentParser:
     add("--repeats", type=int, default=plan.repeats, help=f"timings of each ({plan.repeats})")
     add("--seconds", type=float, default=plan.seconds, help=f"of a timing ({plan.seconds})")
     add("--envs", nargs="*", default=[], metavar="ENV", help="of Playground; Pendulum, Recall")
+    add("--networks", nargs="*", default=[], choices=("mlp", "lstm"), help="kinds of network")
     add("--peers", nargs="*", default=plan.peers, choices=plan.peers, help="whom to run")
     add("--seeds", type=int, default=plan.seeds, help=f"runs of `learning` ({plan.seeds})")
     add("--total-steps", type=int, default=plan.total_steps, help="of a run of `learning`")

@@ -89,6 +89,7 @@ class Plan:
         neighbors in time.
     - `seconds`: what one timing should about take; as many iterations as that needs.
     - `envs`: the environments to measure in; those of the suite if empty.
+    - `networks`: kinds of network (`mlp`, `lstm`) to measure; all if empty.
     - `quick`: tiny workloads, to see that everything runs. The figures mean nothing.
     - `peers`: names of the peers to run.
     - `seeds`, `total_steps`: runs per peer and steps per run of the suite `learning`.
@@ -97,16 +98,18 @@ class Plan:
     repeats: int = 5
     seconds: float = 1.0
     envs: tuple[str, ...] = ()
+    networks: tuple[str, ...] = ()
     quick: bool = False
     peers: tuple[str, ...] = ("eqx-ppo", "nnx-ppo", "brax")
     seeds: int = 5
     total_steps: int = 1_000_000
 
     def workloads(self, *defaults: Setting) -> list[Setting]:
-        """The settings of a suite: its own, or those of `envs`, made tiny if `quick`."""
+        """The settings of a suite: its own, or those of `envs` and `networks`; tiny if `quick`."""
         chosen = [setting for setting in defaults if not self.envs or setting.env in self.envs]
         known = {setting.env for setting in defaults}
         chosen += [setting_for(env) for env in self.envs if env not in known]
+        chosen = [one for one in chosen if not self.networks or one.network in self.networks]
         return [tiny(setting) for setting in chosen] if self.quick else chosen
 
 

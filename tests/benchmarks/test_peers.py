@@ -69,5 +69,6 @@ def test_plan_chooses_environments_and_sizes():
     assert Plan(envs=("Pendulum",)).workloads(CARTPOLE) == [
         dataclasses.replace(CARTPOLE, env="Pendulum")
     ]
+    assert Plan(networks=("lstm",)).workloads(CARTPOLE, CARTPOLE_LSTM) == [CARTPOLE_LSTM]
     quick = Plan(quick=True).workloads(CHEETAH)
     assert [setting.counts.env_steps for setting in quick] == [32]
