@@ -35,8 +35,9 @@ def draw(report: Report, folder: Path, suffix: str = "svg") -> list[Path]:
     paths = []
     for suite, drawing in drawings.items():
         figures = [figure for figure in report.figures if figure.suite == suite]
-        if figures:
-            paths.append(_save(drawing(figures), folder / f"{suite}.{suffix}"))
+        picture = drawing(figures) if figures else None
+        if picture is not None:
+            paths.append(_save(picture, folder / f"{suite}.{suffix}"))
     return paths
 
 
@@ -70,10 +71,12 @@ def _memory(figures: list[Figure]):
 
 
 def _bars_per_setting(figures: list[Figure], label: str):
-    """One panel per setting, one bar per peer, with the range of the repeats."""
+    """One panel per setting, one bar per peer, with the range of the repeats; or `None`."""
     import matplotlib.pyplot as plt
 
     settings = list(dict.fromkeys(figure.setting for figure in figures))
+    if not settings:
+        return None  # no peer ran
     picture, panels = plt.subplots(
         1, len(settings), figsize=(3.2 * len(settings), 3.2), squeeze=False
     )
