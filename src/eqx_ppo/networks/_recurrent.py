@@ -174,9 +174,7 @@ class LSTM(RecurrentLayer):
         self, state: LSTMState, projection: Float[Array, "B gates"]
     ) -> tuple[LSTMState, Float[Array, "B hidden"]]:
         """The gates act on the cell; the output is the hidden state."""
-        next_state = LSTMState(
-            *lstm_step(self.cell.weight_hh.T, (state.hidden, state.cell), projection)
-        )
+        next_state = LSTMState(*lstm_step(self.cell.weight_hh.T, state, projection))
         return next_state, next_state.hidden
 
     def recur_in_turn(
@@ -184,9 +182,7 @@ class LSTM(RecurrentLayer):
     ) -> tuple[LSTMState, Float[Array, "T B hidden"]]:
         """As `RecurrentLayer.recur_in_turn`, with a gradient that takes less time."""
         reset = self.reset_state(state)
-        last, outputs = lstm_sequence(
-            self.cell.weight_hh.T, tuple(state), tuple(reset), projections, done
-        )
+        last, outputs = lstm_sequence(self.cell.weight_hh.T, state, reset, projections, done)
         return LSTMState(*last), outputs
 
 
