@@ -9,6 +9,7 @@ import pytest
 from jaxtyping import Array, Float, Int
 
 from eqx_ppo._tree import (
+    all_finite,
     all_true,
     are_finite,
     env_axes,
@@ -244,12 +245,27 @@ def test_replace_needs_a_record(record):
         ({"a": jnp.array(-jnp.inf)}, False),
         ({"a": jnp.array([1, 2], jnp.int32), "key": jax.random.key(0)}, True),
         ({"a": jnp.array(jnp.nan, jnp.bfloat16)}, False),
+        ({"a": jnp.ones(2), "b": jnp.array([jnp.inf, -jnp.inf]), "c": jnp.ones(2)}, False),
+        ({"a": jnp.full(3, jnp.finfo(jnp.float32).max), "b": jnp.full(3, -1e38)}, True),
+        ({"a": jnp.ones(2, jnp.bfloat16), "b": jnp.ones(2), "c": jnp.ones((2, 0))}, True),
+        ({"a": jnp.array([1.0, 1j]), "b": jnp.array([1.0, jnp.nan * 1j])}, False),
         ({}, True),
     ],
 )
 def test_which_are_finite(tree, expected):
-    assert bool(all_true(are_finite(tree))) is expected
-    assert bool(jax.jit(lambda: all_true(are_finite(tree)))()) is expected
+    def three_ways(tree):
+        return (
+            all_true(are_finite(tree)),
+            all_true(stay_finite(tree, _ones(tree))),
+            all_finite(tree),
+        )
+
+    for found in (three_ways(tree), jax.jit(lambda: three_ways(tree))(), jax.jit(three_ways)(tree)):
+        assert [bool(each) for each in found] == [expected] * 3
+
+
+def _ones(tree):
+    return jax.tree.map(lambda leaf: jnp.ones_like(leaf) if is_floating(leaf) else leaf, tree)
 
 
 @pytest.mark.parametrize("index", range(7))

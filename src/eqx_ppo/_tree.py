@@ -136,6 +136,19 @@ def are_finite(tree: Tree) -> list[Bool[Array, "..."]]:
     return [jnp.isfinite(leaf) for leaf in jax.tree.leaves(tree) if is_floating(leaf)]
 
 
+def all_finite(tree: Tree) -> Bool[Array, ""]:
+    """Whether every floating-point number in `tree` is finite, in few operations.
+
+    `0 * x` is NaN where `x` is not finite, so one sum per shape tells, and none of the arrays
+    of truth values is written that `all_true(are_finite(tree))` needs.
+    """
+    zeros: dict[tuple, Array] = {}
+    for leaf in filter(is_floating, jax.tree.leaves(tree)):
+        zero, kind = leaf * jnp.zeros((), leaf.dtype), (leaf.shape, leaf.dtype)
+        zeros[kind] = zeros[kind] + zero if kind in zeros else zero
+    return all_true([jnp.sum(zero) == 0 for zero in zeros.values()])
+
+
 def strong_type(leaf: Array) -> Array:
     """The same array with a definite dtype: weak types recompile."""
     if jnp.issubdtype(leaf.dtype, jax.dtypes.extended):

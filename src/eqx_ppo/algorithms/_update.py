@@ -8,7 +8,7 @@ import jax.numpy as jnp
 import optax
 from jaxtyping import Array, Int32, Key, UInt32
 
-from eqx_ppo._tree import all_true, are_finite, stay_finite
+from eqx_ppo._tree import all_finite, all_true, are_finite, stay_finite
 from eqx_ppo._typing import Metrics, Tree
 from eqx_ppo.algorithms._config import LoggingLevel, PPOConfig
 from eqx_ppo.algorithms._loss import (
@@ -63,7 +63,10 @@ def update(
             updates, new_optimizer_state = optimizer.update(grads, optimizer_state, params)
         old = params, optimizer_state
         new = optax.apply_updates(params, updates), new_optimizer_state
-        finite = all_true([*are_finite(grads), *stay_finite(new, old)])
+        clean = all_finite((grads, new))
+        finite = jax.lax.cond(  # which is nearly always said by then, and faster
+            clean, lambda: clean, lambda: all_true([*are_finite(grads), *stay_finite(new, old)])
+        )
         # Not a `where` on each leaf: XLA would copy the whole test into every one of them.
         return jax.lax.cond(finite, lambda: new, lambda: old), (finite, metrics)
 
