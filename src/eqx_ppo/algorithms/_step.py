@@ -96,7 +96,9 @@ def renew(stepper: Stepper, state: StepState, key: Key[Array, ""]) -> StepState:
             begun=jnp.ones_like(state.begun),
         )
 
-    return jax.lax.cond(jnp.any(state.fresh), begin, lambda state: state, state)
+    # Runs once or not at all. Unlike `cond`, a loop lets XLA compute what depends on constants
+    # alone (much of a reset) when it compiles, and under `jax.vmap` it stays idle too.
+    return jax.lax.while_loop(lambda state: jnp.any(state.fresh), begin, state)
 
 
 def advance(stepper: Stepper, state: StepState) -> tuple[StepState, Transition, StepEnd]:

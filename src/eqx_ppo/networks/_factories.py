@@ -180,7 +180,9 @@ def _dense_layers(
     return actor, critic
 
 
-@functools.partial(jax.jit, static_argnums=(0, 1))
+@functools.partial(
+    jax.jit, static_argnums=(0, 1), compiler_options={"xla_backend_optimization_level": 0}
+)
 def _drawn(
     actor_sizes: tuple[int, ...],
     critic_sizes: tuple[int, ...],
@@ -190,7 +192,7 @@ def _drawn(
     """All weights in one compiled function, and no activations.
 
     One by one, every shape of a kernel would be a function of its own to compile. That takes a
-    second for a network of usual size.
+    second for a network of usual size. And what runs once need not be optimized.
     """
     small = jax.nn.initializers.variance_scaling(_SMALL_OUTPUT**2, "fan_in", "uniform")
     make = functools.partial(make_mlp_layers, activation=None)

@@ -5,7 +5,7 @@ meaningless near the bounds, whereas $u$ stays exact there.
 """
 
 import math
-from collections.abc import Iterator
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -90,9 +90,9 @@ def tanh_normal_entropy(
 
 @jax.custom_jvp
 def _entropy(mean, std):
-    mean_log_cosh = sum(
-        weight * (spread * bell + mean * erf) for weight, spread, bell, erf in _mixture(mean, std)
-    )
+    parts = _mixture(mean, std)
+    folded = parts.weight * (parts.spread * parts.bell + mean[None] * parts.erf)
+    mean_log_cosh = jnp.sum(folded, axis=0)
     return normal_entropy(std) + 2.0 * (_LOG_2 - mean_log_cosh)
 
 
@@ -100,17 +100,29 @@ def _entropy(mean, std):
 def _entropy_jvp(primals, tangents):
     mean, std = primals
     mean_dot, std_dot = tangents
-    parts = list(_mixture(mean, std))
-    by_mean = sum(weight * erf for weight, _, _, erf in parts)
-    by_std = sum(weight * (std / spread) * bell for weight, spread, bell, _ in parts)
+    parts = _mixture(mean, std)
+    by_mean = jnp.sum(parts.weight * parts.erf, axis=0)
+    by_std = jnp.sum(parts.weight * (std[None] / parts.spread) * parts.bell, axis=0)
     tangent = -2.0 * by_mean * mean_dot + (1.0 / std - 2.0 * by_std) * std_dot
     return _entropy(mean, std), tangent
 
 
-def _mixture(mean: Array, std: Array) -> Iterator[tuple[float, Array, Array, Array]]:
+class _Mixture(NamedTuple):
     """Of each normal its weight, deviation, folded density at the mean, and error function."""
-    for weight, variance in zip(LOGISTIC_WEIGHTS, LOGISTIC_VARIANCES, strict=True):
-        spread = jnp.sqrt(jnp.square(std) + variance)
-        z = mean / spread
-        bell = _SQRT_2_OVER_PI * jnp.exp(-0.5 * jnp.square(z))
-        yield weight, spread, bell, jax.lax.erf(z / _SQRT_2)
+
+    weight: Array
+    spread: Array
+    bell: Array
+    erf: Array
+
+
+def _mixture(mean: Array, std: Array) -> _Mixture:
+    """The normals lead, `[5, *axes]`: one operation for all, instead of one to compile for each."""
+    weight, variance = (
+        jnp.asarray(each, std.dtype).reshape(-1, *(1,) * std.ndim)
+        for each in (LOGISTIC_WEIGHTS, LOGISTIC_VARIANCES)
+    )
+    spread = jnp.sqrt(jnp.square(std)[None] + variance)
+    z = mean[None] / spread
+    bell = _SQRT_2_OVER_PI * jnp.exp(-0.5 * jnp.square(z))
+    return _Mixture(weight, spread, bell, jax.lax.erf(z / _SQRT_2))
