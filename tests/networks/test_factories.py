@@ -280,7 +280,8 @@ def test_weights_are_the_same_under_any_transformation(make, getkey):
         op_by_op = eqx.filter(make(key=key), eqx.is_array)
     mapped = eqx.filter_vmap(lambda key: eqx.filter(make(key=key), eqx.is_array))(key[None])
     first = jax.tree.map(lambda leaf: leaf[0], mapped)
-    for other in (op_by_op, first):
+    compiled = eqx.filter_jit(lambda key: eqx.filter(make(key=key), eqx.is_array))(key)
+    for other in (op_by_op, first, compiled):
         jax.tree.map(
             lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-6), network, other
         )

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 import equinox as eqx
 import jax
+from jax.core import Tracer
 from jaxtyping import Array, Key
 
 from eqx_ppo._keys import as_key
@@ -176,14 +177,12 @@ def _dense_layers(
 ) -> tuple[list[Dense], list[Dense]]:
     """The dense layers of actor and critic."""
     sizes = (tuple(map(operator.index, widths)) for widths in (actor_sizes, critic_sizes))
-    actor, critic = (_with_activation(layers, activation) for layers in _drawn(*sizes, *keys))
+    draw = _drawn if isinstance(keys, Tracer) else _drawn_once
+    actor, critic = (_with_activation(layers, activation) for layers in draw(*sizes, *keys))
     return actor, critic
 
 
-@functools.partial(
-    jax.jit, static_argnums=(0, 1), compiler_options={"xla_backend_optimization_level": 0}
-)
-def _drawn(
+def _draw(
     actor_sizes: tuple[int, ...],
     critic_sizes: tuple[int, ...],
     actor_key: Key[Array, ""],
@@ -192,7 +191,7 @@ def _drawn(
     """All weights in one compiled function, and no activations.
 
     One by one, every shape of a kernel would be a function of its own to compile. That takes a
-    second for a network of usual size. And what runs once need not be optimized.
+    second for a network of usual size.
     """
     small = jax.nn.initializers.variance_scaling(_SMALL_OUTPUT**2, "fan_in", "uniform")
     make = functools.partial(make_mlp_layers, activation=None)
@@ -200,6 +199,13 @@ def _drawn(
         make(actor_sizes, last_kernel_init=small, key=actor_key),
         make(critic_sizes, key=critic_key),
     )
+
+
+_drawn = jax.jit(_draw, static_argnums=(0, 1))
+_drawn_once = jax.jit(
+    _draw, static_argnums=(0, 1), compiler_options={"xla_backend_optimization_level": 0}
+)
+"""For use outside of `jax.jit` alone: half the time to compile, and the same weights."""
 
 
 def _with_activation(layers: list[Dense], activation: Activation) -> list[Dense]:
