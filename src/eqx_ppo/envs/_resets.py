@@ -38,7 +38,8 @@ class ResetStrategy(abc.ABC):
     ) -> tuple[EnvState, Tree]:
         """A fresh state for every environment in `wanted`, and the new strategy state.
 
-        Called on steps at which one is wanted, and under `jax.vmap` on all.
+        Called on steps at which one is wanted; under `jax.vmap` (over seeds, say) on those at
+        which any of them wants one.
 
         **Returns:** leaves `[B, ...]`; rows of other environments are not used.
         """
