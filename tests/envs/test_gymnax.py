@@ -221,10 +221,16 @@ def test_what_is_refused():
 
 @pytest.mark.slow
 def test_cart_pole_is_balanced():
-    """The greatest return there is, is 500."""
+    """The greatest return there is, is 500; one seed in three may miss it."""
+    before, after = np.median([_returns_of_training(seed) for seed in (1, 2, 3)], axis=0)
+    assert before < 100.0
+    assert after >= 475.0
+
+
+def _returns_of_training(seed):
     env = load_gymnax("CartPole-v1")
     net = make_mlp_actor_critic(
-        4, 1, [64, 64], [64, 64], sampler=make_sampler(env.actions), key=jax.random.key(0)
+        4, 1, [64, 64], [64, 64], sampler=make_sampler(env.actions), key=jax.random.key(seed)
     )
     ppo = PPOConfig(
         n_envs=16,
@@ -234,9 +240,8 @@ def test_cart_pole_is_balanced():
         gradient_clipping=0.5,
     )
     evaluation = EvalConfig(every_steps=40_960, n_envs=64, max_episode_length=500)
-    config = TrainConfig(ppo=ppo, eval=evaluation, console=False)
+    config = TrainConfig(ppo=ppo, eval=evaluation, console=False, seed=seed)
     rows = []
     result = train_ppo(env, net, config, log_fn=lambda row, _: rows.append(row))
     assert max(row.get("losses/ratio_error", 0.0) for row in rows) < 1e-5
-    assert rows[0]["eval/episode_reward/mean"] < 100.0
-    assert result.final_metrics["eval/episode_reward/mean"] >= 475.0
+    return [row["eval/episode_reward/mean"] for row in (rows[0], result.final_metrics)]
