@@ -137,10 +137,10 @@ def are_finite(tree: Tree) -> list[Bool[Array, "..."]]:
 
 
 def all_finite(tree: Tree) -> Bool[Array, ""]:
-    """Whether every floating-point number in `tree` is finite, in few operations.
+    """The same as `all_true(are_finite(tree))`, in few operations.
 
-    `0 * x` is NaN where `x` is not finite, so one sum per shape tells, and none of the arrays
-    of truth values is written that `all_true(are_finite(tree))` needs.
+    `0 * x` is NaN where `x` is not finite (which `jax_debug_nans` reports), so one sum per shape
+    tells, and no array of truth values is written.
     """
     zeros: dict[tuple, Array] = {}
     for leaf in filter(is_floating, jax.tree.leaves(tree)):

@@ -1,5 +1,6 @@
 """Collecting experience, and what a minibatch takes out of it."""
 
+import dataclasses
 from typing import ClassVar
 
 import equinox as eqx
@@ -19,7 +20,7 @@ from eqx_ppo.algorithms import (
 )
 from eqx_ppo.algorithms._loss import advantages_and_targets
 from eqx_ppo.algorithms._rollout import batched_env, collect
-from eqx_ppo.algorithms._step import Stepper
+from eqx_ppo.algorithms._step import Stepper, renew
 from eqx_ppo.algorithms._transition import Rollout, RolloutState
 from eqx_ppo.algorithms._update import _samples, _take
 from eqx_ppo.envs import (
@@ -662,6 +663,132 @@ def test_how_episodes_begin(strategy):
     seeds = jnp.stack([jax.random.key(1), jax.random.key(2)])
     moved, _ = jax.jit(jax.vmap(step))(jax.vmap(start)(seeds))
     assert moved.rollout_state.begun.all()
+
+
+class Notified:
+    """Notes on the host each time that resets are computed; episodes of `length` steps."""
+
+    observation_size: ClassVar[int] = 1
+    action_size: ClassVar[int] = 1
+
+    def __init__(self, length):
+        self.length = length
+        self.calls = 0
+
+    def reset(self, key):
+        obs = jax.pure_callback(
+            self._note,
+            jax.ShapeDtypeStruct((1,), jnp.float32),
+            jax.random.uniform(key, (1,), jnp.float32),
+            vmap_method="expand_dims",
+        )
+        return State(obs, jnp.zeros(()), jnp.array(False), {}, {}, data=jnp.int32(0))
+
+    def step(self, state, action):
+        clock = state.data + 1
+        return state.replace(data=clock, done=clock >= self.length)
+
+    def _note(self, obs):
+        self.calls += 1
+        return obs
+
+
+@pytest.mark.parametrize("n_seeds", [None, 3])
+@pytest.mark.parametrize("strategy", [PooledReset(), FreshReset(), CachedReset()], ids=str)
+def test_resets_are_computed_where_an_episode_begins(strategy, n_seeds):
+    """On no other step, also where seeds are trained in one `jax.vmap`."""
+    network = heads(1, 1, jax.random.key(0))
+
+    def count(length):
+        env = Notified(length)
+        env_state = jax.vmap(env.reset)(jax.random.split(jax.random.key(1), 4))
+        carry = network.initialize_state(4, key=jax.random.key(2))
+
+        def run(key):
+            return unroll_env(env, env_state, network, carry, 5, key, reset_strategy=strategy)[2]
+
+        key = jax.random.key(3)
+        run = jax.jit(run if n_seeds is None else jax.vmap(run))
+        run = run.lower(key if n_seeds is None else jax.random.split(key, n_seeds)).compile()
+        env.calls = 0
+        jax.block_until_ready(run(key if n_seeds is None else jax.random.split(key, n_seeds)))
+        return env.calls
+
+    assert count(length=99) == 0
+    assert count(length=3) == (0 if isinstance(strategy, CachedReset) else 1)
+
+
+@dataclasses.dataclass(frozen=True)
+class CountedReset(ResetStrategy):
+    """Its state says how often it has dealt."""
+
+    def start(self, env, n_envs, key):
+        return jnp.zeros((), jnp.int32)
+
+    def deal(self, env, state, wanted, key):
+        return env.reset(jax.random.split(key, wanted.shape[0])), state + 1
+
+
+def test_a_strategy_deals_to_each_seed_by_itself():
+    """One whose environments all go on is not dealt to because another one's do not."""
+    network = heads(2, 1, jax.random.key(0))
+    config = small_config(rollout_length=4, reset_strategy=CountedReset())
+    start, step = compiled(ENV, network, config)
+    ends = [[(0, 1), (2, 0)], [(2, 3)], []]
+    states = []
+    for each, key in zip(ends, jax.random.split(jax.random.key(1), 3), strict=True):
+        state, begun = start(key), schedule([0.1] * 4, terminate=each)
+        states.append(dataclasses.replace(state, rollout_state=running(state.rollout_state, begun)))
+    together = jax.tree.map(lambda *leaves: jnp.stack(leaves), *states)
+    together, _ = jax.jit(jax.vmap(lambda state: ppo_step(ENV, state, config)))(together)
+    assert together.rollout_state.reset_state.tolist() == [2, 1, 0]
+    for index, state in enumerate(states):
+        alone = step(state)[0].rollout_state
+        seed = jax.tree.map(lambda leaf: leaf[index], together.rollout_state)  # noqa: B023
+        assert_same((seed.reset_state, seed.fresh), (alone.reset_state, alone.fresh))
+        assert_close(seed.env_state, alone.env_state, atol=1e-6)
+
+
+def test_episodes_begin_in_their_own_seed_alone():
+    """`begun` is a seed's own: it stays unset where nothing has begun."""
+    network, strategy = heads(2, 1, jax.random.key(0)), CountedReset()
+    start, _ = compiled(ENV, network, small_config(reset_strategy=strategy))
+    state = start(jax.random.key(1))
+    stepper = Stepper(BatchedEnv(ENV, state.env_spec), network, strategy, LoggingLevel.NONE)
+    seeds = jax.tree.map(lambda leaf: jnp.stack([leaf, leaf]), state.rollout_state)
+    seeds = seeds._replace(fresh=seeds.fresh.at[1].set(False))
+    after = jax.jit(
+        jax.vmap(lambda each, key: stepper.unpack(renew(stepper, stepper.pack(each), key)))
+    )(seeds, jax.random.split(jax.random.key(2), 2))
+    assert after.begun.tolist() == [True, False]
+    assert after.reset_state.tolist() == [1, 0]
+
+
+@pytest.mark.parametrize(
+    ("strategy", "again"),
+    [(FreshReset(), False), (PooledReset(), False), (CachedReset(), True)],
+    ids=str,
+)
+def test_gradients_go_through_an_unroll(strategy, again):
+    """Rewards by the first position, up to the end of the episode; both modes."""
+    network = heads(2, 1, jax.random.key(0))
+    carry = network.initialize_state(2, key=jax.random.key(1))
+    begin = schedule([0.3, -0.2], terminate=[(2, 0)])
+
+    def rewards(positions):
+        env_state = begin.replace(data=begin.data._replace(position=positions))
+        _, _, transitions = unroll_env(
+            ENV, env_state, network, carry, 6, jax.random.key(2), reset_strategy=strategy
+        )
+        return transitions.rewards
+
+    positions = jnp.array([0.3, -0.2])
+    decay = 0.9 ** np.arange(1, 7)
+    first = decay[:3].sum() * (2 if again else 1)
+    total = jax.jit(jax.grad(lambda positions: jnp.sum(rewards(positions))))(positions)
+    np.testing.assert_allclose(total, [first, decay.sum()], rtol=1e-5)
+    each = jax.jit(jax.jacfwd(rewards))(positions)
+    np.testing.assert_allclose(each.sum((0, 1)), total, rtol=1e-5)
 
 
 def test_unrolling_from_the_end_of_an_episode():

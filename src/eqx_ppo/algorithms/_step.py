@@ -86,19 +86,34 @@ def renew(stepper: Stepper, state: StepState, key: Key[Array, ""]) -> StepState:
 
     def begin(state: StepState) -> StepState:
         env, fresh = stepper.env, state.fresh
-        dealt, reset_state = stepper.strategy.deal(env, state.reset_state, fresh, key)
+        dealt, dealt_from = stepper.strategy.deal(env, state.reset_state, fresh, key)
         rows = env.pack(dealt, fresh.shape[0], like=state.env_rows)
+        begins = jnp.any(fresh)  # under `jax.vmap` perhaps not in this one
+        keep = functools.partial(jnp.where, begins)
         return StepState(
             env_rows=_begin(stepper, state, rows.where(fresh, state.env_rows), key),
             network_state=refresh(stepper.network, state.network_state, fresh),
-            reset_state=reset_state,
+            reset_state=jax.tree.map(keep, dealt_from, state.reset_state),
             fresh=jnp.zeros_like(fresh),
-            begun=jnp.ones_like(state.begun),
+            begun=state.begun | begins,
         )
 
-    # Runs once or not at all. Unlike `cond`, a loop lets XLA compute what depends on constants
-    # alone (much of a reset) when it compiles, and under `jax.vmap` it stays idle too.
-    return jax.lax.while_loop(lambda state: jnp.any(state.fresh), begin, state)
+    return jax.lax.cond(_any_at_all(state.fresh), begin, lambda state: state, state)
+
+
+@jax.custom_batching.custom_vmap
+def _any_at_all(mask: Bool[Array, " B"]) -> Bool[Array, ""]:
+    """Whether any element is true: under `jax.vmap`, of any of the masks.
+
+    So a `cond` stays one under `jax.vmap`, and does not compute both of its branches.
+    """
+    return jnp.any(mask)
+
+
+@_any_at_all.def_vmap
+def _any_of_batch(axis_size, in_batched, mask):
+    del axis_size, in_batched
+    return _any_at_all(mask), False
 
 
 def advance(stepper: Stepper, state: StepState) -> tuple[StepState, Transition, StepEnd]:

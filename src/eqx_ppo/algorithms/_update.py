@@ -63,8 +63,10 @@ def update(
             updates, new_optimizer_state = optimizer.update(grads, optimizer_state, params)
         old = params, optimizer_state
         new = optax.apply_updates(params, updates), new_optimizer_state
+        # Nearly always true, and quick. Only if not, the test that forgives what was not finite
+        # before.
         clean = all_finite((grads, new))
-        finite = jax.lax.cond(  # which is nearly always said by then, and faster
+        finite = jax.lax.cond(
             clean, lambda: clean, lambda: all_true([*are_finite(grads), *stay_finite(new, old)])
         )
         # Not a `where` on each leaf: XLA would copy the whole test into every one of them.

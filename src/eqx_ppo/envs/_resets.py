@@ -39,7 +39,7 @@ class ResetStrategy(abc.ABC):
         """A fresh state for every environment in `wanted`, and the new strategy state.
 
         Called on steps at which one is wanted; under `jax.vmap` (over seeds, say) on those at
-        which any of them wants one.
+        which any of them wants one, and the states of those that want none stay as they were.
 
         **Returns:** leaves `[B, ...]`; rows of other environments are not used.
         """

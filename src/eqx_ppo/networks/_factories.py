@@ -177,7 +177,7 @@ def _dense_layers(
 ) -> tuple[list[Dense], list[Dense]]:
     """The dense layers of actor and critic."""
     sizes = (tuple(map(operator.index, widths)) for widths in (actor_sizes, critic_sizes))
-    draw = _drawn if isinstance(keys, Tracer) else _drawn_once
+    draw = _draw_traced if isinstance(keys, Tracer) else _draw_eagerly
     actor, critic = (_with_activation(layers, activation) for layers in draw(*sizes, *keys))
     return actor, critic
 
@@ -201,11 +201,12 @@ def _draw(
     )
 
 
-_drawn = jax.jit(_draw, static_argnums=(0, 1))
-_drawn_once = jax.jit(
+_draw_traced = jax.jit(_draw, static_argnums=(0, 1))
+_draw_eagerly = jax.jit(
     _draw, static_argnums=(0, 1), compiler_options={"xla_backend_optimization_level": 0}
 )
-"""For use outside of `jax.jit` alone: half the time to compile, and the same weights."""
+"""Compiles in half the time, and gives the same weights. Not for use under `jax.jit` and the like:
+within another function JAX refuses `compiler_options`."""
 
 
 def _with_activation(layers: list[Dense], activation: Activation) -> list[Dense]:

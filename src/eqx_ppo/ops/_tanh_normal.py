@@ -108,7 +108,10 @@ def _entropy_jvp(primals, tangents):
 
 
 class _Mixture(NamedTuple):
-    """Of each normal its weight, deviation, folded density at the mean, and error function."""
+    """Of each normal its weight, deviation, folded density at the mean, and error function.
+
+    The normals lead: `[5, *axes]`, and `[5, 1, ...]` for the weight.
+    """
 
     weight: Array
     spread: Array
@@ -117,9 +120,10 @@ class _Mixture(NamedTuple):
 
 
 def _mixture(mean: Array, std: Array) -> _Mixture:
-    """The normals lead, `[5, *axes]`: one operation for all, instead of one to compile for each."""
+    """All in one operation, instead of one to compile for each."""
+    dtype = jnp.result_type(mean, std)
     weight, variance = (
-        jnp.asarray(each, std.dtype).reshape(-1, *(1,) * std.ndim)
+        jnp.asarray(each, dtype).reshape(-1, *(1,) * std.ndim)
         for each in (LOGISTIC_WEIGHTS, LOGISTIC_VARIANCES)
     )
     spread = jnp.sqrt(jnp.square(std)[None] + variance)
