@@ -7,7 +7,7 @@ import jax
 from benchmarks import _handwritten
 from benchmarks._environments import Sizes, sizes_of
 from benchmarks._figures import Figure
-from benchmarks._floors import PARTS, product_floor
+from benchmarks._floors import PARTS, Part, product_floor
 from benchmarks._handwritten import experience_shapes, make_experience
 from benchmarks._parts import compile_loop, iteration_runner, jit, make_workload, part_runners
 from benchmarks._settings import (
@@ -27,6 +27,7 @@ from benchmarks.suites import Found, say
 SUITE = "breakdown"
 SECONDS = "seconds per iteration"
 SHARE = "floor / time"
+SHARE_ACTIVE = "floor with activations / time"
 
 BY_HAND = "update by hand"
 
@@ -43,12 +44,13 @@ _OURS = (
     "update",
     "statistics",
 )
-_FLOORS = {
-    "rollout": ("env", "products: rollout", "products: bootstrap"),
-    "bootstrap": ("products: bootstrap",),
-    "update": ("products: update",),
-    "training": ("env", *(f"products: {part}" for part in PARTS)),
+_FLOORS: dict[str, tuple[Part, ...]] = {
+    "rollout": ("rollout", "bootstrap"),
+    "bootstrap": ("bootstrap",),
+    "update": ("update",),
+    "training": PARTS,
 }
+_WITH_ENV = ("rollout", "training")
 
 
 def breakdown(plan: Plan) -> Found:
@@ -76,6 +78,8 @@ def _runners(setting: Setting) -> dict[str, Runner]:
     for part in PARTS:
         fn, args = product_floor(setting, sizes, part)
         floors[f"products: {part}"] = CallRunner(jit(fn), *args)
+        fn, args = product_floor(setting, sizes, part, jax.nn.swish)
+        floors[f"with activations: {part}"] = CallRunner(jit(fn), *args)
     if setting.network == "mlp":
         floors[BY_HAND] = _update_by_hand(setting, sizes)
     return {
@@ -114,16 +118,19 @@ def _figures(setting: Setting, times: Mapping[str, tuple[float, ...]]) -> list[F
         better="neither",  # a difference of two timings, around 0
         values=tuple(whole - compiled for whole, compiled in pairs),
     )
-    shares = [
-        timed[name]._replace(
-            quantity=SHARE,
-            unit="x",
-            better="higher",
-            values=tuple(
-                sum(floor) / whole
-                for *floor, whole in zip(*(times[part] for part in parts), times[name], strict=True)
-            ),
-        )
-        for name, parts in _FLOORS.items()
-    ]
-    return [*timed.values(), host, *shares]
+    return [*timed.values(), host, *_shares(timed, times)]
+
+
+def _shares(timed: Mapping[str, Figure], times: Mapping[str, tuple[float, ...]]) -> list[Figure]:
+    """Both floors of every part over its time."""
+    found = []
+    for quantity, label in ((SHARE, "products"), (SHARE_ACTIVE, "with activations")):
+        for name, parts in _FLOORS.items():
+            products = [f"{label}: {part}" for part in parts]
+            floors = ["env", *products] if name in _WITH_ENV else products
+            rows = zip(*(times[each] for each in floors), times[name], strict=True)
+            values = tuple(sum(floor) / whole for *floor, whole in rows)
+            found.append(
+                timed[name]._replace(quantity=quantity, unit="x", better="higher", values=values)
+            )
+    return found

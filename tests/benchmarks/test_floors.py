@@ -89,6 +89,16 @@ def test_the_compiled_floor_does_just_these_products(setting, part):
     assert multiply_adds(jax.make_jaxpr(fn)(*args).jaxpr) == total(setting, part)
 
 
+@pytest.mark.parametrize("part", PARTS)
+def test_activations_follow_every_layer_but_the_last(part):
+    """As many as the networks have hidden layers, and no product more."""
+    fn, args = product_floor(MLP, SIZES, part, jnp.tanh)
+    jaxpr = jax.make_jaxpr(fn)(*args)
+    assert multiply_adds(jaxpr.jaxpr) == total(MLP, part)
+    hidden = {"rollout": 1 + 2, "bootstrap": 2, "update": 1 + 2}[part]
+    assert str(jaxpr).count("= tanh ") == hidden
+
+
 def test_multiply_adds_of_a_product():
     assert Product("update", rows=2, inner=3, columns=5, times=7).multiply_adds == 210
 

@@ -58,15 +58,17 @@ class _TracedOnce(Wrapper):
     For the length of one run: whoever changes an environment later finds it changed.
     """
 
-    # Functions of their own: JAX would keep what it traced of equal ones beyond this run.
+    # Functions of their own: JAX would keep what it traced of equal ones beyond this run. Not
+    # inlined: the numbers of the model stay inside, also of a `cond`, where XLA can compute what
+    # depends on them alone when it compiles.
 
     @functools.cached_property
     def _reset(self) -> Callable[[PRNGKeyArray], EnvState]:
-        return jax.jit(lambda key: self.env.reset(key), inline=True)  # noqa: PLW0108
+        return jax.jit(lambda key: self.env.reset(key))  # noqa: PLW0108
 
     @functools.cached_property
     def _step(self) -> Callable[[EnvState, Tree], EnvState]:
-        return jax.jit(lambda *args: self.env.step(*args), inline=True)  # noqa: PLW0108
+        return jax.jit(lambda *args: self.env.step(*args))  # noqa: PLW0108
 
     def reset(self, key: PRNGKeyArray) -> EnvState:
         try:
