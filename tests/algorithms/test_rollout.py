@@ -707,11 +707,12 @@ def test_resets_are_computed_where_an_episode_begins(strategy, n_seeds):
         def run(key):
             return unroll_env(env, env_state, network, carry, 5, key, reset_strategy=strategy)[2]
 
-        key = jax.random.key(3)
-        run = jax.jit(run if n_seeds is None else jax.vmap(run))
-        run = run.lower(key if n_seeds is None else jax.random.split(key, n_seeds)).compile()
+        keys = jax.random.key(3)
+        if n_seeds is not None:
+            run, keys = jax.vmap(run), jax.random.split(keys, n_seeds)
+        compiled_run = jax.jit(run).lower(keys).compile()
         env.calls = 0
-        jax.block_until_ready(run(key if n_seeds is None else jax.random.split(key, n_seeds)))
+        jax.block_until_ready(compiled_run(keys))
         return env.calls
 
     assert count(length=99) == 0
