@@ -15,7 +15,7 @@ from benchmarks._tables import figure_table
 from benchmarks.suites import all_suites
 
 _DEFAULT_OUTPUT = Path("benchmarks/results")
-_SUITES = ("throughput", "breakdown", "compile", "memory", "scaling", "learning")
+_SUITES = ("throughput", "breakdown", "host", "compile", "memory", "scaling", "learning")
 _EPILOG = """\
 other commands:
   python -m benchmarks compare OLD.json NEW.json [--tolerance 0.1]

@@ -1,5 +1,6 @@
 """Measured figures, and ratios of them."""
 
+import math
 import statistics
 from typing import Literal, NamedTuple, Self, final
 
@@ -62,6 +63,23 @@ class Figure(NamedTuple):
             unit="x",
             values=tuple(mine / theirs for mine, theirs in pairs),
         )
+
+
+def median_interval(values: tuple[float, ...]) -> tuple[float, float]:
+    """The ends of a 95 % confidence interval of the median of independent values.
+
+    They are two of the values, as far from both ends as the binomial distribution allows,
+    whatever the distribution of the values. Of fewer than six values they are the smallest and
+    the largest, and cover less.
+    """
+    n, rank, outside = len(values), 0, 0
+    while True:
+        outside += math.comb(n, rank)  # how often at most `rank` values are below the median
+        if 2 * outside > 0.05 * 2**n:
+            break
+        rank += 1
+    ordered, first = sorted(values), max(rank - 1, 0)
+    return ordered[first], ordered[n - 1 - first]
 
 
 @final

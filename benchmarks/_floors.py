@@ -7,10 +7,12 @@ as much as the products on a CPU, and their derivatives. Its gradient by the rec
 one product for all steps.
 
 A second, higher floor has the activations of the hidden layers and their derivatives too, which
-no network can leave out either.
+no network can leave out either. Another way to multiply, with a gradient of its own, may take
+the place of `@`.
 """
 
 import itertools
+import operator
 from collections.abc import Callable
 from typing import Literal, NamedTuple
 
@@ -24,6 +26,7 @@ from benchmarks._settings import Setting
 Part = Literal["rollout", "bootstrap", "update"]
 PARTS: tuple[Part, ...] = ("rollout", "bootstrap", "update")
 Activation = Callable[[Array], Array]
+Multiply = Callable[[Array, Array], Array]
 _TINY = 1e-30  # ties one product to the next without changing it
 
 
@@ -136,36 +139,49 @@ def _no_activation(x: Array) -> Array:
     return x
 
 
+class How(NamedTuple):
+    """What the layers of a floor are made of."""
+
+    activation: Activation
+    multiply: Multiply
+
+
 def product_floor(
-    setting: Setting, sizes: Sizes, part: Part, activation: Activation = _no_activation
+    setting: Setting,
+    sizes: Sizes,
+    part: Part,
+    activation: Activation = _no_activation,
+    multiply: Multiply = operator.matmul,
 ) -> tuple[Callable, tuple]:
     """A function that does the products of one part of an iteration, and its arguments.
 
-    `activation` follows every dense layer but the last one of a network.
+    `activation` follows every dense layer but the last one of a network; `multiply` is used for
+    all products but those of a recurrence.
     """
+    how = How(activation, multiply)
     weights = make_weights(setting, sizes)
     length, n_envs = setting.rollout_length, setting.n_envs
     key = jax.random.key(1)
     if part == "update":
         batch = (setting.n_minibatches, length, n_envs // setting.n_minibatches, sizes.obs)
         data = jax.random.normal(key, batch, jnp.float32)
-        return _update_floor(setting, activation), (weights, data)
+        return _update_floor(setting, how), (weights, data)
     obs = jax.random.normal(key, (n_envs, sizes.obs), jnp.float32)
     carry = {network: _zero_carry(setting, n_envs) for network in weights}
     if part == "bootstrap":
-        return _bootstrap_floor(activation), (weights["critic"], carry["critic"], obs)
-    return _rollout_floor(length, activation), (weights, carry, obs)
+        return _bootstrap_floor(how), (weights["critic"], carry["critic"], obs)
+    return _rollout_floor(length, how), (weights, carry, obs)
 
 
-def _bootstrap_floor(activation: Activation) -> Callable:
-    return lambda weights, carry, obs: _step(weights, carry, obs, activation)[1]
+def _bootstrap_floor(how: How) -> Callable:
+    return lambda weights, carry, obs: _step(weights, carry, obs, how)[1]
 
 
-def _rollout_floor(length: int, activation: Activation) -> Callable:
+def _rollout_floor(length: int, how: How) -> Callable:
     def run(weights, carry, obs):
         def step(state, _):
             carry, obs = state
-            stepped = {name: _step(weights[name], carry[name], obs, activation) for name in weights}
+            stepped = {name: _step(weights[name], carry[name], obs, how) for name in weights}
             tie = sum(output[:, :1] for _, output in stepped.values())
             return ({name: after for name, (after, _) in stepped.items()}, obs + _TINY * tie), None
 
@@ -174,9 +190,9 @@ def _rollout_floor(length: int, activation: Activation) -> Callable:
     return run
 
 
-def _update_floor(setting: Setting, activation: Activation) -> Callable:
+def _update_floor(setting: Setting, how: How) -> Callable:
     def size(weights, xs):
-        outputs = (_sequence(one, xs, activation) for one in weights.values())
+        outputs = (_sequence(one, xs, how) for one in weights.values())
         return sum(0.5 * jnp.sum(jnp.square(output)) for output in outputs)
 
     def update(weights, xs):
@@ -199,22 +215,22 @@ def _zero_carry(setting: Setting, n_envs: int) -> tuple:
     return zeros, zeros
 
 
-def _step(weights: Weights, carry: tuple, x: Array, activation: Activation) -> tuple[tuple, Array]:
+def _step(weights: Weights, carry: tuple, x: Array, how: How) -> tuple[tuple, Array]:
     """One step of a batch `[B, features]`."""
     if weights.input is not None:
-        carry, _ = _gates(carry, x @ weights.input, weights.recurrent)
+        carry, _ = _gates(carry, how.multiply(x, weights.input), weights.recurrent)
         x = carry[0]
-    return carry, _dense(weights, x, activation)
+    return carry, _dense(weights, x, how)
 
 
-def _sequence(weights: Weights, xs: Array, activation: Activation) -> Array:
+def _sequence(weights: Weights, xs: Array, how: How) -> Array:
     """A whole sequence `[T, B, features]`: dense layers see all of it at once."""
     length, n_envs, features = xs.shape
     merged = xs.reshape(length * n_envs, features)
     if weights.input is not None:
-        projected = (merged @ weights.input).reshape(length, n_envs, -1)
+        projected = how.multiply(merged, weights.input).reshape(length, n_envs, -1)
         merged = _recurrence(projected, weights.recurrent).reshape(length * n_envs, -1)
-    return _dense(weights, merged, activation)
+    return _dense(weights, merged, how)
 
 
 @jax.custom_vjp
@@ -271,11 +287,11 @@ def _from_zero(states: Array) -> Array:
     return jnp.concatenate([jnp.zeros_like(states[:1]), states[:-1]])
 
 
-def _dense(weights: Weights, x: Array, activation: Activation) -> Array:
+def _dense(weights: Weights, x: Array, how: How) -> Array:
     *hidden, last = weights.dense
     for matrix in hidden:
-        x = activation(x @ matrix)
-    return x @ last
+        x = how.activation(how.multiply(x, matrix))
+    return how.multiply(x, last)
 
 
 def _gates(carry: tuple, projected: Array, recurrent: Array | None) -> tuple[tuple, Array]:

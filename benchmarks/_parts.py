@@ -127,7 +127,7 @@ def part_runners(work: Workload) -> dict[str, CallRunner]:
     state = jit(work.running_state)(jax.random.key(0))
     rollout = jit(work.collect)(state, key)
     return {
-        "env": CallRunner(*_env_steps(work, state, rollout)),
+        "env": env_runner(work),
         "rollout": CallRunner(jit(work.collect), state, key),
         "policy forward": CallRunner(*_forward(work, state, rollout)),
         "bootstrap": CallRunner(*_bootstrap(work, state, rollout)),
@@ -137,10 +137,11 @@ def part_runners(work: Workload) -> dict[str, CallRunner]:
     }
 
 
-def _env_steps(work: Workload, state: TrainingState, rollout: Rollout) -> tuple:
+def env_runner(work: Workload) -> CallRunner:
     """The environment alone, with random actions and no resets."""
-    taken = rollout.transitions.network_output.actions
-    actions = jax.random.uniform(jax.random.key(2), taken.shape, jnp.float32, -1.0, 1.0)
+    state = jit(work.running_state)(jax.random.key(0))
+    shape = (work.setting.rollout_length, work.setting.n_envs, sizes_of(work.env).action)
+    actions = jax.random.uniform(jax.random.key(2), shape, jnp.float32, -1.0, 1.0)
     env = BatchedEnv(work.env, state.env_spec)
 
     def run(env_state, actions):
@@ -150,7 +151,7 @@ def _env_steps(work: Workload, state: TrainingState, rollout: Rollout) -> tuple:
 
         return jax.lax.scan(step, env_state, actions)
 
-    return jit(run), state.rollout_state.env_state, actions
+    return CallRunner(jit(run), state.rollout_state.env_state, actions)
 
 
 def _forward(work: Workload, state: TrainingState, rollout: Rollout) -> tuple:

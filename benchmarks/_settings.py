@@ -26,6 +26,8 @@ class Setting:
     - `epoch_iterations`: iterations that a peer runs without coming back to the host's
         control; a timing is a multiple of it.
     - `learning_rate`, `discounting`, `gae_lambda`, `clip_range`, `entropy_weight`: of PPO.
+    - `begin_alike`: whether the last layer of this library's actor begins at the size of the
+        others, as in nnx-ppo and brax; by default it is a hundredth of that. It changes no time.
     """
 
     env: str = "CartpoleBalance"
@@ -44,13 +46,15 @@ class Setting:
     gae_lambda: float = 0.95
     clip_range: float = 0.2
     entropy_weight: float = 1e-2
+    begin_alike: bool = False
 
     @property
     def name(self) -> str:
         """A short label, such as `CartpoleBalance mlp 256x20`."""
         alone = not (self.actor_sizes or self.critic_sizes)
         network = f"{self.network} alone" if alone else self.network
-        return f"{self.env} {network} {self.n_envs}x{self.rollout_length}"
+        begin = ", begun alike" if self.begin_alike else ""
+        return f"{self.env} {network} {self.n_envs}x{self.rollout_length}{begin}"
 
     @property
     def counts(self) -> "Counts":

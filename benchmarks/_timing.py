@@ -1,7 +1,7 @@
 """Timing things that take turns."""
 
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import final
 
 import jax
@@ -45,6 +45,23 @@ class LoopRunner:
 
     def close(self) -> None:
         self._state = None
+
+
+@final
+class SuccessiveRunner:
+    """A `Runner` whose iteration is one of each of its parts, one after the other."""
+
+    def __init__(self, parts: Sequence[Runner]):
+        self.chunk = 1
+        self._parts = parts
+
+    def run(self, n_iterations: int) -> None:
+        for part in self._parts:
+            part.run(n_iterations)
+
+    def close(self) -> None:
+        for part in self._parts:
+            part.close()
 
 
 def interleave(

@@ -4,6 +4,7 @@ import time
 from collections.abc import Callable
 from typing import final
 
+import equinox as eqx
 import jax
 
 from benchmarks._environments import Sizes, limited_env, sizes_of
@@ -17,6 +18,7 @@ from eqx_ppo.networks import (
     make_mlp_actor_critic,
     make_recurrent_actor_critic,
 )
+from eqx_ppo.networks._factories import _SMALL_OUTPUT
 
 _FOR_EVER = 10**12
 
@@ -38,6 +40,11 @@ def ppo_config(setting: Setting, total_steps: int = _FOR_EVER) -> PPOConfig:
 
 def make_network(setting: Setting, sizes: Sizes, seed: int) -> StatefulModule:
     """The actor-critic of the setting."""
+    network = _make_network(setting, sizes, seed)
+    return _with_full_output(network) if setting.begin_alike else network
+
+
+def _make_network(setting: Setting, sizes: Sizes, seed: int) -> StatefulModule:
     sampler = NormalTanhSampler(entropy_weight=setting.entropy_weight)
     key = jax.random.key(seed)
     if setting.network == "lstm":
@@ -58,6 +65,16 @@ def make_network(setting: Setting, sizes: Sizes, seed: int) -> StatefulModule:
         sampler=sampler,
         key=key,
     )
+
+
+def _with_full_output(network: StatefulModule) -> StatefulModule:
+    """The network with the last layer of its actor at LeCun's scale, as all others."""
+
+    def kernel(network):
+        *_, last, _ = network.modules[-1].action.modules  # the sampler comes after it
+        return last.kernel
+
+    return eqx.tree_at(kernel, network, replace_fn=lambda weights: weights / _SMALL_OUTPUT)
 
 
 @final

@@ -21,6 +21,7 @@ def all_suites() -> dict[str, Suite]:
     """By name, in the order in which they are run."""
     from benchmarks.suites.breakdown import breakdown
     from benchmarks.suites.compile import compile_time
+    from benchmarks.suites.host import host
     from benchmarks.suites.learning import learning
     from benchmarks.suites.memory import memory
     from benchmarks.suites.scaling import scaling
@@ -29,6 +30,7 @@ def all_suites() -> dict[str, Suite]:
     return {
         "throughput": throughput,
         "breakdown": breakdown,
+        "host": host,
         "compile": compile_time,
         "memory": memory,
         "scaling": scaling,

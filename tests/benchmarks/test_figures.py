@@ -2,7 +2,7 @@ import math
 
 import pytest
 
-from benchmarks._figures import Figure, fit_line
+from benchmarks._figures import Figure, fit_line, median_interval
 
 
 def figure(*values: float, **changes) -> Figure:
@@ -33,6 +33,18 @@ def test_key_tells_points_of_a_curve_apart():
     assert figure(1.0, at=1.0).key != figure(1.0, at=2.0).key
     assert figure(1.0).key == figure(2.0).key
     assert (figure(1.0).label, figure(1.0, at=1280.0).label) == ("a", "a: 1,280")
+
+
+def test_interval_of_a_median_from_tables_of_the_sign_test():
+    # Ranks of the ends for 95 %: 1 and 6 of 6, 2 and 9 of 10, 6 and 15 of 20, 40 and 61 of 100.
+    for n, low, high in ((6, 1, 6), (10, 2, 9), (20, 6, 15), (100, 40, 61)):
+        values = tuple(float(value) for value in range(n, 0, -1))
+        assert median_interval(values) == (low, high)
+
+
+def test_interval_of_a_median_of_few_values_is_their_range():
+    assert median_interval((3.0,)) == (3.0, 3.0)
+    assert median_interval((3.0, 1.0, 2.0)) == (1.0, 3.0)
 
 
 def test_line_through_points_on_a_line():

@@ -9,6 +9,7 @@ from jax.extend.core import ClosedJaxpr
 from benchmarks._environments import Sizes
 from benchmarks._floors import PARTS, Product, _gates, _recurrence, product_floor, products
 from benchmarks._settings import Setting
+from eqx_ppo.ops import linear
 
 SIZES = Sizes(obs=3, action=1)
 MLP = Setting(
@@ -97,6 +98,19 @@ def test_activations_follow_every_layer_but_the_last(part):
     assert multiply_adds(jaxpr.jaxpr) == total(MLP, part)
     hidden = {"rollout": 1 + 2, "bootstrap": 2, "update": 1 + 2}[part]
     assert str(jaxpr).count("= tanh ") == hidden
+
+
+def test_every_layer_multiplies_in_the_way_that_was_asked_for():
+    rows = []
+
+    def multiply(x, matrix):
+        rows.append((*x.shape, matrix.shape[-1]))
+        return linear(x, matrix)
+
+    fn, args = product_floor(MLP, SIZES, "update", multiply=multiply)
+    jaxpr = jax.make_jaxpr(fn)(*args).jaxpr
+    assert sorted(rows) == [(10, 3, 7), (10, 3, 11), (10, 7, 2), (10, 11, 13), (10, 13, 1)]
+    assert multiply_adds(jaxpr) == total(MLP, "update")
 
 
 def test_multiply_adds_of_a_product():

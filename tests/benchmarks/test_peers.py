@@ -1,7 +1,11 @@
 import dataclasses
 
+import jax
+import jax.numpy as jnp
 import pytest
 
+from benchmarks._environments import Sizes
+from benchmarks._parts import arrays_of
 from benchmarks._settings import (
     CARTPOLE,
     CARTPOLE_64,
@@ -15,6 +19,7 @@ from benchmarks._settings import (
     tiny,
 )
 from benchmarks.peers import able_peers, all_peers
+from benchmarks.peers.ours import make_network
 
 SETTINGS = [
     CARTPOLE,
@@ -61,6 +66,18 @@ def test_brax_has_no_recurrent_networks(capsys):
     assert able_peers(("brax",), CARTPOLE_LSTM) == []
     out = capsys.readouterr().out
     assert "no recurrent networks" in out or "not installed" in out
+
+
+@pytest.mark.parametrize("setting", [CARTPOLE, CARTPOLE_LSTM_ALONE], ids=lambda one: one.name)
+def test_an_actor_that_begins_alike_has_a_last_layer_of_full_size(setting):
+    sizes = Sizes(obs=5, action=1)
+    small = make_network(setting, sizes, seed=0)
+    full = make_network(dataclasses.replace(setting, begin_alike=True), sizes, seed=0)
+    *_, last, _ = full.modules[-1].action.modules
+    assert last.kernel.shape == (64, 2)
+    assert 0.9 * (3 / 64) ** 0.5 < jnp.abs(last.kernel).max() < (3 / 64) ** 0.5  # LeCun uniform
+    same = jax.tree.map(lambda a, b: bool((a == b).all()), *map(arrays_of, (small, full)))
+    assert same.count(False) == 1
 
 
 def test_plan_chooses_environments_and_sizes():

@@ -6,7 +6,7 @@ import pytest
 
 from benchmarks import _timing
 from benchmarks._gate import GatedRunner
-from benchmarks._timing import CallRunner, LoopRunner, chunks_for, interleave
+from benchmarks._timing import CallRunner, LoopRunner, SuccessiveRunner, chunks_for, interleave
 
 
 class Clocked:
@@ -71,6 +71,14 @@ def test_call_runner_calls_as_often_as_asked():
     runner = CallRunner(lambda x: calls.append(x) or jnp.zeros(()), 5)
     runner.run(3)
     assert calls == [5, 5, 5]
+
+
+def test_parts_run_one_after_the_other_as_often_as_asked():
+    calls = []
+    parts = [CallRunner(lambda x: calls.append(x) or jnp.zeros(()), name) for name in "ab"]
+    runner = SuccessiveRunner(parts)
+    runner.run(2)
+    assert calls == ["a", "a", "b", "b"]
 
 
 def test_gate_lets_one_epoch_through_at_a_time():
