@@ -75,7 +75,7 @@ def median_interval(values: tuple[float, ...]) -> tuple[float, float]:
     n, rank, outside = len(values), 0, 0
     while True:
         outside += math.comb(n, rank)  # how often at most `rank` values are below the median
-        if 2 * outside > 0.05 * 2**n:
+        if 40 * outside > 2**n:  # more than 2.5 % on either side
             break
         rank += 1
     ordered, first = sorted(values), max(rank - 1, 0)

@@ -49,7 +49,7 @@ class LoopRunner:
 
 @final
 class SuccessiveRunner:
-    """A `Runner` whose iteration is one of each of its parts, one after the other."""
+    """A `Runner` that runs each of its parts as often as asked, one part after the other."""
 
     def __init__(self, parts: Sequence[Runner]):
         self.chunk = 1

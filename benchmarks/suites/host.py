@@ -49,5 +49,7 @@ def _measure(setting: Setting, turns: int, seconds: float) -> list[Figure]:
         for name, values in times.items()
     )
     ratio = training.over(loop)._replace(quantity=RATIO)
-    interval = ratio._replace(quantity=INTERVAL, values=median_interval(ratio.values))
+    interval = ratio._replace(
+        quantity=INTERVAL, better="neither", values=median_interval(ratio.values)
+    )
     return [training, loop, ratio, interval]

@@ -1,8 +1,8 @@
 """Environment steps per second of whole training iterations, side by side.
 
 The floor takes turns with them: environment, matrix products and activations, in the fastest
-form that is known, and nothing else. Its ratio to a peer says how far ahead of it one can be on
-this machine.
+form that is known, and nothing else. Its ratio to a peer says how far ahead of it a library
+could be that computes what this one does.
 """
 
 import jax

@@ -42,6 +42,12 @@ def test_interval_of_a_median_from_tables_of_the_sign_test():
         assert median_interval(values) == (low, high)
 
 
+def test_interval_of_a_median_of_thousands_of_values():
+    low, high = median_interval(tuple(map(float, range(1, 2001))))
+    assert low + high == 2001.0
+    assert abs(low - (1000 - 1.96 * 2000**0.5 / 2)) < 2.0  # the normal approximation
+
+
 def test_interval_of_a_median_of_few_values_is_their_range():
     assert median_interval((3.0,)) == (3.0, 3.0)
     assert median_interval((3.0, 1.0, 2.0)) == (1.0, 3.0)
