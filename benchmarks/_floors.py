@@ -139,7 +139,7 @@ def _no_activation(x: Array) -> Array:
     return x
 
 
-class How(NamedTuple):
+class LayerOps(NamedTuple):
     """What the layers of a floor are made of."""
 
     activation: Activation
@@ -158,30 +158,30 @@ def product_floor(
     `activation` follows every dense layer but the last one of a network; `multiply` is used for
     all products but those of a recurrence.
     """
-    how = How(activation, multiply)
+    ops = LayerOps(activation, multiply)
     weights = make_weights(setting, sizes)
     length, n_envs = setting.rollout_length, setting.n_envs
     key = jax.random.key(1)
     if part == "update":
         batch = (setting.n_minibatches, length, n_envs // setting.n_minibatches, sizes.obs)
         data = jax.random.normal(key, batch, jnp.float32)
-        return _update_floor(setting, how), (weights, data)
+        return _update_floor(setting, ops), (weights, data)
     obs = jax.random.normal(key, (n_envs, sizes.obs), jnp.float32)
     carry = {network: _zero_carry(setting, n_envs) for network in weights}
     if part == "bootstrap":
-        return _bootstrap_floor(how), (weights["critic"], carry["critic"], obs)
-    return _rollout_floor(length, how), (weights, carry, obs)
+        return _bootstrap_floor(ops), (weights["critic"], carry["critic"], obs)
+    return _rollout_floor(length, ops), (weights, carry, obs)
 
 
-def _bootstrap_floor(how: How) -> Callable:
-    return lambda weights, carry, obs: _step(weights, carry, obs, how)[1]
+def _bootstrap_floor(ops: LayerOps) -> Callable:
+    return lambda weights, carry, obs: _step(weights, carry, obs, ops)[1]
 
 
-def _rollout_floor(length: int, how: How) -> Callable:
+def _rollout_floor(length: int, ops: LayerOps) -> Callable:
     def run(weights, carry, obs):
         def step(state, _):
             carry, obs = state
-            stepped = {name: _step(weights[name], carry[name], obs, how) for name in weights}
+            stepped = {name: _step(weights[name], carry[name], obs, ops) for name in weights}
             tie = sum(output[:, :1] for _, output in stepped.values())
             return ({name: after for name, (after, _) in stepped.items()}, obs + _TINY * tie), None
 
@@ -190,9 +190,9 @@ def _rollout_floor(length: int, how: How) -> Callable:
     return run
 
 
-def _update_floor(setting: Setting, how: How) -> Callable:
+def _update_floor(setting: Setting, ops: LayerOps) -> Callable:
     def size(weights, xs):
-        outputs = (_sequence(one, xs, how) for one in weights.values())
+        outputs = (_sequence(one, xs, ops) for one in weights.values())
         return sum(0.5 * jnp.sum(jnp.square(output)) for output in outputs)
 
     def update(weights, xs):
@@ -215,22 +215,22 @@ def _zero_carry(setting: Setting, n_envs: int) -> tuple:
     return zeros, zeros
 
 
-def _step(weights: Weights, carry: tuple, x: Array, how: How) -> tuple[tuple, Array]:
+def _step(weights: Weights, carry: tuple, x: Array, ops: LayerOps) -> tuple[tuple, Array]:
     """One step of a batch `[B, features]`."""
     if weights.input is not None:
-        carry, _ = _gates(carry, how.multiply(x, weights.input), weights.recurrent)
+        carry, _ = _gates(carry, ops.multiply(x, weights.input), weights.recurrent)
         x = carry[0]
-    return carry, _dense(weights, x, how)
+    return carry, _dense(weights, x, ops)
 
 
-def _sequence(weights: Weights, xs: Array, how: How) -> Array:
+def _sequence(weights: Weights, xs: Array, ops: LayerOps) -> Array:
     """A whole sequence `[T, B, features]`: dense layers see all of it at once."""
     length, n_envs, features = xs.shape
     merged = xs.reshape(length * n_envs, features)
     if weights.input is not None:
-        projected = how.multiply(merged, weights.input).reshape(length, n_envs, -1)
+        projected = ops.multiply(merged, weights.input).reshape(length, n_envs, -1)
         merged = _recurrence(projected, weights.recurrent).reshape(length * n_envs, -1)
-    return _dense(weights, merged, how)
+    return _dense(weights, merged, ops)
 
 
 @jax.custom_vjp
@@ -287,11 +287,11 @@ def _from_zero(states: Array) -> Array:
     return jnp.concatenate([jnp.zeros_like(states[:1]), states[:-1]])
 
 
-def _dense(weights: Weights, x: Array, how: How) -> Array:
+def _dense(weights: Weights, x: Array, ops: LayerOps) -> Array:
     *hidden, last = weights.dense
     for matrix in hidden:
-        x = how.activation(how.multiply(x, matrix))
-    return how.multiply(x, last)
+        x = ops.activation(ops.multiply(x, matrix))
+    return ops.multiply(x, last)
 
 
 def _gates(carry: tuple, projected: Array, recurrent: Array | None) -> tuple[tuple, Array]:

@@ -127,7 +127,7 @@ def part_runners(work: Workload) -> dict[str, CallRunner]:
     state = jit(work.running_state)(jax.random.key(0))
     rollout = jit(work.collect)(state, key)
     return {
-        "env": env_runner(work),
+        "env": env_runner(work, state),
         "rollout": CallRunner(jit(work.collect), state, key),
         "policy forward": CallRunner(*_forward(work, state, rollout)),
         "bootstrap": CallRunner(*_bootstrap(work, state, rollout)),
@@ -137,9 +137,8 @@ def part_runners(work: Workload) -> dict[str, CallRunner]:
     }
 
 
-def env_runner(work: Workload) -> CallRunner:
-    """The environment alone, with random actions and no resets."""
-    state = jit(work.running_state)(jax.random.key(0))
+def env_runner(work: Workload, state: TrainingState) -> CallRunner:
+    """The environment alone, with random actions and no resets, from a running state."""
     shape = (work.setting.rollout_length, work.setting.n_envs, sizes_of(work.env).action)
     actions = jax.random.uniform(jax.random.key(2), shape, jnp.float32, -1.0, 1.0)
     env = BatchedEnv(work.env, state.env_spec)

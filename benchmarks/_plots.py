@@ -31,7 +31,6 @@ def draw(report: Report, folder: Path, suffix: str = "svg") -> list[Path]:
         scaling.SUITE: _scaling,
         learning.SUITE: _learning,
     }
-    folder.mkdir(parents=True, exist_ok=True)
     paths = []
     for suite, drawing in drawings.items():
         figures = [figure for figure in report.figures if figure.suite == suite]
@@ -44,6 +43,7 @@ def draw(report: Report, folder: Path, suffix: str = "svg") -> list[Path]:
 def _save(picture, path: Path) -> Path:
     import matplotlib.pyplot as plt
 
+    path.parent.mkdir(parents=True, exist_ok=True)
     picture.savefig(path, bbox_inches="tight", dpi=150, metadata=_no_date(path))
     plt.close(picture)
     return path

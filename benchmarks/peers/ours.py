@@ -41,7 +41,7 @@ def ppo_config(setting: Setting, total_steps: int = _FOR_EVER) -> PPOConfig:
 def make_network(setting: Setting, sizes: Sizes, seed: int) -> StatefulModule:
     """The actor-critic of the setting."""
     network = _make_network(setting, sizes, seed)
-    return _with_full_output(network) if setting.begin_alike else network
+    return _begun_alike(network) if setting.begin_alike else network
 
 
 def _make_network(setting: Setting, sizes: Sizes, seed: int) -> StatefulModule:
@@ -67,7 +67,7 @@ def _make_network(setting: Setting, sizes: Sizes, seed: int) -> StatefulModule:
     )
 
 
-def _with_full_output(network: StatefulModule) -> StatefulModule:
+def _begun_alike(network: StatefulModule) -> StatefulModule:
     """The network with the last layer of its actor at LeCun's scale, as all others."""
 
     def kernel(network):

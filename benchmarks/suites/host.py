@@ -18,7 +18,7 @@ INTERVAL = "the same, 95 % interval of the median"
 SETTING = Setting(env="Pendulum", actor_sizes=(64, 64), critic_sizes=(64, 64))
 
 _TURNS = 60  # per repeat of the plan: a difference of 2 % drowns in the noise of a few
-_SHARE = 0.5  # of the plan's seconds
+_SECONDS_SHARE = 0.5  # of the plan's seconds
 
 
 def host(plan: Plan) -> Found:
@@ -28,7 +28,7 @@ def host(plan: Plan) -> Found:
     figures = []
     for setting in settings:
         say(f"{setting.name}, {turns} turns")
-        figures += _measure(setting, turns, _SHARE * plan.seconds)
+        figures += _measure(setting, turns, _SECONDS_SHARE * plan.seconds)
         jax.clear_caches()
     return Found(figures, settings)
 

@@ -73,7 +73,7 @@ def floor_runner(setting: Setting) -> SuccessiveRunner:
     """What an iteration cannot do without, one after the other."""
     work = make_workload(setting)
     sizes = sizes_of(work.env)
-    parts = [env_runner(work)]
+    parts = [env_runner(work, jit(work.running_state)(jax.random.key(0)))]
     for part in PARTS:
         fn, args = product_floor(setting, sizes, part, jax.nn.swish, linear)
         parts.append(CallRunner(jit(fn), *args))
@@ -81,5 +81,5 @@ def floor_runner(setting: Setting) -> SuccessiveRunner:
 
 
 def with_ratios(figures: list[Figure]) -> list[Figure]:
-    """The figures, and the first of them (this library's) over each of the others."""
+    """The figures, and the first of them (usually this library's) over each of the others."""
     return figures + [figures[0].over(other) for other in figures[1:]]
